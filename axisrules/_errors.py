@@ -1,0 +1,378 @@
+"""Exceptions, their layout, and the one table of reasons.
+
+Owns every error class, the text layout that all of them share, and the table that maps
+a reason code to its error class. Knows nothing of rules, meshes or trees: facts come in
+as plain values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_LABELS = ("at", "names", "mesh", "rule", "fix")  # the order in which a message shows them
+_LISTED = 100  # leaves that an error lists one by one
+_SHOWN = 20  # single errors that the text of a gathered error spells out
+
+
+class AxisRulesError(ValueError):
+    """Base of every error that axisrules raises.
+
+    Attributes:
+        headline: The first line, which stands alone.
+        path, paths: Where it happened: the first leaf, and all of them.
+        fix: A remedy that can be pasted.
+        reason: The reason code, as it also appears in ``plan.report``.
+        failures: The single errors that a gathered error consists of (``()`` for a single one).
+
+    The other facts of an error (``dim``, ``name``, ``size``, ``names``, ``shape``, ``mesh``,
+    ``rule``, ``axes``, ``axis``, ``holder``, ``nearest``) are attributes where they apply.
+
+    Example:
+        >>> import axisrules as ar
+        >>> try:
+        ...     ar.Rules([("embed", 3)])
+        ... except ar.AxisRulesError as error:
+        ...     print(error.headline)
+        rule #0 maps 'embed' to 3, which is not a mesh axis
+    """
+
+    reason = "error"
+
+    def __init__(
+        self,
+        headline: str,
+        *,
+        paths: Sequence[str] = (),
+        fix: str = "",
+        failures: Sequence[AxisRulesError] = (),
+        **facts: Any,
+    ) -> None:
+        self.headline = headline
+        self.paths = tuple(paths)
+        self.path = self.paths[0] if self.paths else ""
+        self.fix = fix
+        self.failures = tuple(failures)
+        self.facts = facts
+        for key, value in facts.items():
+            setattr(self, key, value)
+        super().__init__(self._text())
+
+    def at(self, paths: Sequence[str]) -> AxisRulesError:
+        """The same error with the paths of the leaves where it happened."""
+        return type(self)(
+            self.headline, paths=paths, fix=self.fix, failures=self.failures, **self.facts
+        )
+
+    def _text(self) -> str:
+        if self.failures:
+            return _gathered_text(self.headline, self.failures)
+        lines = {
+            "at": _at(self.paths, "names" in self.facts, self.facts.get("listing", ())),
+            "names": _names_and_shape(self.facts),
+            "mesh": format_mesh(self.facts.get("mesh")),
+            "rule": self.facts.get("rule_text", ""),
+            "fix": self.fix,
+        }
+        shown = [f"  {label + ':':<7}{lines[label]}" for label in _LABELS if lines[label]]
+        return "\n".join([self.headline, *shown])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = dict(self.facts, paths=self.paths, fix=self.fix, failures=self.failures)
+        return _rebuild, (type(self), self.headline, state)
+
+
+def _rebuild(cls: type[AxisRulesError], headline: str, state: dict[str, Any]) -> AxisRulesError:
+    return cls(headline, **state)
+
+
+def _at(paths: Sequence[str], same_shape: bool, listing: Sequence[str]) -> str:
+    if listing:
+        more = [f"... and {len(listing) - _LISTED} more, in .paths"] if len(listing) > _LISTED else []
+        return "\n         ".join([*listing[:_LISTED], *more])
+    if len(paths) < 2:
+        return paths[0] if paths else ""
+    alike = " with the same names and shape" if same_shape else ""
+    return f"{paths[0]}      (and {len(paths) - 1} more{alike})"
+
+
+def _names_and_shape(facts: Mapping[str, Any]) -> str:
+    parts = []
+    if "names" in facts:
+        parts.append(f"{facts['names']!r}")
+    if facts.get("shape") is not None:
+        parts.append(f"shape: {tuple(facts['shape'])!r}")
+    return "    ".join(parts)
+
+
+def _gathered_text(headline: str, failures: Sequence[AxisRulesError]) -> str:
+    blocks = [f"{type(one).__name__}: {one}" for one in failures[:_SHOWN]]
+    if len(failures) > _SHOWN:
+        blocks.append(f"... and {len(failures) - _SHOWN} more, in .failures")
+    return "\n".join([headline, *(textwrap.indent(block, "  ") for block in blocks)])
+
+
+class RulesError(AxisRulesError):
+    """A rule is malformed, or a rules file is."""
+
+    reason = "bad_rule"
+
+
+class NameTableError(AxisRulesError):
+    """An entry of a name table is malformed, or its file is."""
+
+    reason = "bad_table"
+
+
+class NamesError(AxisRulesError):
+    """The axis names of an array are malformed."""
+
+    reason = "bad_names"
+
+
+class RepeatedNameError(NamesError):
+    """One array bears a logical name twice."""
+
+    reason = "repeated_name"
+
+
+class RankError(NamesError):
+    """An array has another number of dimensions than it has names."""
+
+    reason = "rank_mismatch"
+
+
+class MissingNamesError(NamesError):
+    """An array has no entry among the names."""
+
+    reason = "names_missing"
+
+
+class ExtraNamesError(NamesError):
+    """Names are given for an array that the tree does not have."""
+
+    reason = "extra_names"
+
+
+class UnconstrainedError(NamesError):
+    """An unconstrained dimension was asked for where a layout is needed."""
+
+    reason = "unconstrained_not_placeable"
+
+
+class UnknownNameError(AxisRulesError):
+    """No rule mentions a name (``unmapped="error"``)."""
+
+    reason = "unknown_name"
+
+
+class AxisTakenError(AxisRulesError):
+    """Two dimensions of one array want one mesh axis (``taken="error"``)."""
+
+    reason = "axis_taken"
+
+
+class DivisibilityError(AxisRulesError):
+    """A dimension does not divide over its mesh axes (``indivisible="error"``)."""
+
+    reason = "indivisible"
+
+
+class AbsentAxisError(AxisRulesError):
+    """A rule or a spec names an axis that the mesh lacks (``absent="error"``)."""
+
+    reason = "absent_axis"
+
+
+class SpecError(AxisRulesError):
+    """A PartitionSpec that was given as the layout itself does not fit mesh and shape."""
+
+    reason = "bad_spec"
+
+
+class MeshError(AxisRulesError):
+    """A mesh, or its text, is malformed or does not fit the devices."""
+
+    reason = "bad_mesh"
+
+
+class NoMeshError(AxisRulesError):
+    """A mesh is needed, and none was given or is active."""
+
+    reason = "no_mesh"
+
+
+class NoRulesError(AxisRulesError):
+    """Rules are needed, and none were given or are active."""
+
+    reason = "no_rules"
+
+
+class LeafError(AxisRulesError):
+    """A leaf cannot be held by JAX as it is (its dtype, its kind)."""
+
+    reason = "bad_leaf"
+
+
+class TiedError(AxisRulesError):
+    """One array stands at two paths with different names."""
+
+    reason = "tied_apart"
+
+
+class LayoutError(AxisRulesError):
+    """A plan breaks a limit of ``plan.check``."""
+
+    reason = "limit"
+
+
+class ScopeError(AxisRulesError):
+    """The scope of active rules was left out of order, or changed inside a trace."""
+
+    reason = "scope"
+
+
+class ConstraintError(AxisRulesError):
+    """A constraint that JAX cannot express."""
+
+    reason = "constraint"
+
+
+class PolicyError(AxisRulesError):
+    """An option has a value that it cannot have."""
+
+    reason = "bad_policy"
+
+
+class MissingExtraError(AxisRulesError, ImportError):
+    """A package that an extra brings is not installed."""
+
+    reason = "missing_extra"
+
+
+class PlanError(AxisRulesError):
+    """Failures of several kinds, gathered from one call."""
+
+    reason = "several"
+
+
+class UnmappedAxisWarning(UserWarning):
+    """Names that no rule mentions keep their dimensions whole (``unmapped="warn"``)."""
+
+
+# Every reason that a resolution or a report can give: what it says of a dimension (or of a
+# leaf), and the error that the same fact becomes under a strict policy.
+REASONS: dict[str, tuple[str, type[AxisRulesError] | None]] = {
+    "split": ("split over {axes} by rule {rule}", None),
+    "size_one_axis": ("whole: {axes} by rule {rule} has size 1 and splits nothing", None),
+    "whole_by_rule": ("whole by rule {rule}", None),
+    "unnamed": ("whole: it has no name", None),
+    "unknown_name": ("whole: no rule names it", UnknownNameError),
+    "axis_taken": ("{axis} is taken by dimension {holder}", AxisTakenError),
+    "partly_taken": ("{axis} is taken by dimension {holder}, the rest was free", None),
+    "indivisible": ("size {size} does not divide over {axes}", DivisibilityError),
+    "partly_divisible": ("size {size} divides over {axes} only", None),
+    "size_one_dim": ("a dimension of size 1 cannot be split", None),
+    "absent_axis": ("the mesh has no axis {axis}", AbsentAxisError),
+    "nothing_left": ("its axes hold this dimension already, or have size 1 and stand elsewhere", None),
+    "filled": ("split over {axes} by fill", None),
+    "explicit_spec": ("laid out by the given PartitionSpec", SpecError),
+    "whole_on_purpose": ("whole: the leaf's names are None", None),
+    "scalar": ("a scalar has no dimension to split", None),
+    "unconstrained": ("left to the compiler", UnconstrainedError),
+    "names_missing": ("whole: the leaf has no names", MissingNamesError),
+    "pattern_overlap": ("a later pattern matches this leaf too", None),
+    "unused_pattern": ("no leaf matches this pattern", None),
+    "unused_rule": ("no dimension bears this name", None),
+}
+
+for _name, _class in list(globals().items()):
+    if isinstance(_class, type) and issubclass(_class, (AxisRulesError, UnmappedAxisWarning)):
+        _class.__module__ = "axisrules"  # where users import them from, and what tracebacks show
+
+
+def gather(failures: Iterable[AxisRulesError]) -> AxisRulesError | None:
+    """One error for all failures of a call, or ``None`` where there are none.
+
+    Failures that differ in nothing but their path become one with all paths. One kind of
+    failure keeps its class; several kinds become a ``PlanError``.
+    """
+    merged: dict[str, list[AxisRulesError]] = {}
+    for one in failures:
+        key = repr((type(one), one.headline, one.fix, sorted(one.facts.items(), key=lambda kv: kv[0])))
+        merged.setdefault(key, []).append(one)
+    singles = [_merge(group) for group in merged.values()]
+    if len(singles) < 2:
+        return singles[0] if singles else None
+    classes = {type(one) for one in singles}
+    cls = classes.pop() if len(classes) == 1 else PlanError
+    leaves = len({path for one in singles for path in one.paths})
+    headline = f"{len(singles)} problems" + (f" in {leaves} leaves" if leaves else "")
+    paths = dict.fromkeys(path for one in singles for path in one.paths)
+    return cls(headline, paths=tuple(paths), failures=singles)
+
+
+def _merge(group: Sequence[AxisRulesError]) -> AxisRulesError:
+    first = group[0]
+    if len(group) == 1:
+        return first
+    paths = tuple(dict.fromkeys(path for one in group for path in one.paths))
+    return first.at(paths)
+
+
+def raise_all(failures: Iterable[AxisRulesError]) -> None:
+    """Raises the gathered error of a call, if anything failed."""
+    error = gather(failures)
+    if error is not None:
+        raise error
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is closest in spelling, or ``None`` where none is close."""
+    close = difflib.get_close_matches(str(word), [k for k in known if isinstance(k, str)], n=1)
+    return close[0] if close else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A half sentence that proposes the nearest known word, or nothing."""
+    close = nearest(word, known)
+    return f"; did you mean {close!r}?" if close else ""
+
+
+def format_mesh(sizes: Mapping[str, int] | None) -> str:
+    """Mesh axis sizes as text: ``data=4, model=16``."""
+    return ", ".join(f"{axis}={size}" for axis, size in (sizes or {}).items())
+
+
+def format_bytes(number: int) -> str:
+    """Bytes in the unit that a person would use; exact below 1 KiB."""
+    size = float(number)
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{number:,} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"
+
+
+def format_spec(spec: Iterable[Any]) -> str:
+    """A partition spec as text that pastes into code, the same on every JAX version."""
+    return f"P({', '.join(map(_format_entry, spec))})"
+
+
+def _format_entry(entry: Any) -> str:
+    plain = entry is None or isinstance(entry, (str, tuple))
+    return repr(entry) if plain else "P.UNCONSTRAINED"
+
+
+def format_rule(index: int, name: str, axes: Sequence[str]) -> str:
+    """A rule as text: ``#3 kv_heads -> model``."""
+    return f"#{index} {name} -> {format_axes(axes)}"
+
+
+def format_axes(axes: Sequence[str]) -> str:
+    """Mesh axes as text: ``None``, ``model`` or ``(data, model)``."""
+    if len(axes) < 2:
+        return axes[0] if axes else "None"
+    return f"({', '.join(axes)})"

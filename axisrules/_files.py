@@ -1,0 +1,148 @@
+"""Rules and name tables as files: TOML, JSON and (with the extra ``yaml``) YAML.
+
+Owns reading and writing of the plain data. What the data mean is for ``Rules`` and
+``NameTable`` to say; they hand in their own error class.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from axisrules._errors import AxisRulesError, MissingExtraError, RulesError, did_you_mean
+
+SUFFIXES = (".toml", ".json", ".yaml", ".yml")
+
+
+def read(path: str | os.PathLike[str], error: type[AxisRulesError]) -> Any:
+    """The content of a file as plain data.
+
+    Raises:
+        error: The file is missing, has another suffix, or does not parse.
+        MissingExtraError: The file is YAML and PyYAML is not installed.
+    """
+    path = Path(path)
+    suffix = _suffix(path, error)
+    try:
+        text = path.read_text(encoding="utf-8")
+        if suffix == ".toml":
+            return tomllib.loads(text)
+        if suffix == ".json":
+            return json.loads(text)
+        return _read_yaml(text)
+    except AxisRulesError:
+        raise
+    except (OSError, ValueError, RecursionError) as cause:
+        raise error(f"cannot read {path}: {cause}", paths=[str(path)]) from cause
+
+
+def write(path: str | os.PathLike[str], data: dict[str, Any], error: type[AxisRulesError]) -> None:
+    """Writes plain data whole or not at all."""
+    path = Path(path)
+    suffix = _suffix(path, error)
+    if suffix == ".toml":
+        text = _toml(data)
+    elif suffix == ".json":
+        text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    else:
+        text = _yaml().safe_dump(data, sort_keys=False, allow_unicode=True)
+    try:
+        _replace(path, text)
+    except OSError as cause:
+        raise error(f"cannot write {path}: {cause}", paths=[str(path)]) from cause
+
+
+def _suffix(path: Path, error: type[AxisRulesError]) -> str:
+    if path.suffix not in SUFFIXES:
+        known = ", ".join(SUFFIXES)
+        raise error(
+            f"cannot tell the format of {path} from its suffix {path.suffix!r}",
+            paths=[str(path)],
+            fix=f"name the file with one of {known}.",
+        )
+    return path.suffix
+
+
+def _read_yaml(text: str) -> Any:
+    yaml = _yaml()
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as cause:
+        raise ValueError(cause) from cause
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError as cause:
+        raise MissingExtraError(
+            "YAML files need PyYAML, which is not installed", fix="pip install 'axisrules[yaml]'"
+        ) from cause
+    return yaml
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _toml(data: dict[str, Any]) -> str:
+    """TOML of one level of tables that hold strings, lists and lists of lists."""
+    plain = [f"{_toml_value(k)} = {_toml_value(v)}" for k, v in data.items() if not isinstance(v, dict)]
+    tables = [f"[{_toml_value(k)}]\n{_toml(v)}" for k, v in data.items() if isinstance(v, dict)]
+    return "\n".join([*plain, *tables]) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list) and any(isinstance(item, list) for item in value):
+        return "[\n" + "".join(f"  {_toml_value(item)},\n" for item in value) + "]"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    # A JSON string is a TOML string but for DEL, which JSON leaves as it is.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def pick_rules(data: Any, wanted: str | None, where: str) -> Any:
+    """The pairs of one set of rules in the content of a file.
+
+    Raises:
+        RulesError: There is no such set, or several and none was asked for.
+    """
+    if isinstance(data, list) and wanted is None:
+        return data
+    if wanted is None and isinstance(data, dict):
+        for key in ("logical_axis_rules", "rules"):
+            if key in data:
+                return data[key]
+    sets = rule_sets(data)
+    if wanted is None and len(sets) == 1:
+        return next(iter(sets.values()))["rules"]
+    if wanted in sets:
+        return sets[wanted]["rules"]
+    if not sets:
+        raise RulesError(f"{where} holds no set of rules", paths=[where], fix=_RULES_FORM)
+    problem = (
+        f"{where} holds {len(sets)} sets of rules"
+        if wanted is None
+        else f"{where} has no set {wanted!r}{did_you_mean(wanted, sets)}"
+    )
+    raise RulesError(problem, paths=[where], fix=f"pass set= with one of: {', '.join(sets)}.")
+
+
+_RULES_FORM = 'write rules = [["embed", "fsdp"]], and for several sets a table [name] above each.'
+
+
+def rule_sets(data: Any) -> dict[str, Any]:
+    """The named sets of rules in the content of a file."""
+    items = data.items() if isinstance(data, dict) else ()
+    return {key: value for key, value in items if isinstance(value, dict) and "rules" in value}

@@ -1,0 +1,309 @@
+"""Axis names and tables of them.
+
+Owns what may stand as the names of one array, and the matching of paths to names. Knows
+nothing of rules or meshes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from jax.sharding import PartitionSpec
+
+from axisrules import _files
+from axisrules._errors import (
+    NamesError,
+    NameTableError,
+    RankError,
+    UnconstrainedError,
+    raise_all,
+)
+
+AxisNames: TypeAlias = "str | Sequence[str | None]"
+Names: TypeAlias = tuple[Any, ...]  # parsed: str, None, UNCONSTRAINED, or one Ellipsis
+
+UNCONSTRAINED = PartitionSpec.UNCONSTRAINED
+_PLAIN = {str, type(None)}
+_SHORT = {"_": None, "...": ..., "*": UNCONSTRAINED}
+
+
+def parse_names(value: Any, *, unconstrained: bool = False) -> Names:
+    """Axis names as a tuple, from any of their spellings.
+
+    Args:
+        value: One ``str`` or ``None`` per dimension in a tuple or list, or the short form:
+            words separated by spaces, ``_`` for ``None``, one ``...`` for any number of
+            unnamed dimensions. ``""`` and ``()`` name the dimensions of a scalar.
+        unconstrained: Whether ``PartitionSpec.UNCONSTRAINED`` (short form ``*``) is allowed.
+
+    Returns:
+        A tuple of ``str``, ``None``, at most one ``...``, and ``UNCONSTRAINED`` if allowed.
+
+    Raises:
+        NamesError: The value, or an entry of it, is something else.
+        UnconstrainedError: A dimension is left open where a layout is needed.
+    """
+    if isinstance(value, str):
+        names = tuple(_SHORT.get(word, word) for word in value.split())
+    elif isinstance(value, (tuple, list)):
+        names = tuple(value)
+        if _PLAIN.issuperset(map(type, names)) and "" not in names:
+            return names
+        _check_entries(names)
+    else:
+        raise NamesError(
+            f"{value!r} cannot name the dimensions of an array",
+            fix="give a tuple like ('embed', None) or a text like 'embed _'.",
+        )
+    if names.count(...) > 1:
+        raise NamesError(f"names {value!r} have '...' more than once", names=names)
+    if not unconstrained and any(name is UNCONSTRAINED for name in names):
+        dim = next(dim for dim, name in enumerate(names) if name is UNCONSTRAINED)
+        raise UnconstrainedError(
+            f"dimension {dim} is unconstrained, which is no layout",
+            dim=dim,
+            names=names,
+            fix="name the dimension or write None; only a constraint may leave it open.",
+        )
+    return names
+
+
+def _check_entries(names: Names) -> None:
+    for dim, name in enumerate(names):
+        if not (name in (None, ..., UNCONSTRAINED) or (isinstance(name, str) and name)):
+            raise NamesError(
+                f"the name of dimension {dim} is {name!r}, which is neither a name nor None",
+                dim=dim,
+                names=names,
+                fix=f"write a name or None for dimension {dim}.",
+            )
+
+
+def fit_names(names: Names, shape: Sequence[int]) -> Names:
+    """Names with one entry per dimension of the shape, ``...`` filled with ``None``.
+
+    Raises:
+        RankError: There are more or fewer names than dimensions.
+    """
+    rank = len(shape)
+    if ... in names:
+        at = names.index(...)
+        missing = rank - len(names) + 1
+        if missing >= 0:
+            return names[:at] + (None,) * missing + names[at + 1 :]
+    elif len(names) == rank:
+        return names
+    named = len(names) - (... in names)
+    raise RankError(
+        f"{_count(named, 'name')} for {_count(rank, 'dimension')}",
+        names=names,
+        shape=tuple(shape),
+        fix=_rank_fix(named, shape),
+    )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + ("s" if number != 1 else "")
+
+
+def _rank_fix(named: int, shape: Sequence[int]) -> str:
+    advice = "give one name, or None, per dimension."
+    if len(shape) == named + 1:
+        return f"{advice} One dimension of size {shape[0]} more than names: a stacked axis?"
+    return advice
+
+
+def split_path(path: str) -> list[str]:
+    """The segments of a path or pattern; ``.`` separates as ``/`` does."""
+    return path.replace(".", "/").split("/")
+
+
+@lru_cache(maxsize=4096)
+def _compile(pattern: str) -> re.Pattern[str]:
+    """A glob over path segments as a regular expression over ``/``-joined segments."""
+    parts = []
+    for segment in split_path(pattern):
+        if segment == "**":
+            parts.append(r"(?:[^/]+/)*")
+        else:
+            parts.append(r"[^/]*".join(map(re.escape, segment.split("*"))) + "/")
+    return re.compile("".join(parts))
+
+
+class NameTable:
+    """Path patterns and the names of the arrays that they match, in order.
+
+    In a pattern ``*`` matches within one path segment, ``**`` any number of segments, none
+    included, and ``.`` separates segments as ``/`` does, so that a pattern fits flat checkpoint
+    keys too. A compiled ``re.Pattern`` is matched in full against the path. The first pattern
+    that matches wins.
+
+    Args:
+        entries: A mapping or pairs: pattern to names (a tuple, a text, or ``None`` for an array
+            that is whole on purpose).
+        optional: Patterns of ``entries`` that a tree may lack without a remark in the report.
+
+    Raises:
+        NameTableError: An entry is malformed; all of them are named.
+
+    Example:
+        >>> import axisrules as ar
+        >>> table = ar.NameTable({"**/kernel": "embed mlp", "**/bias": ("mlp",)})
+        >>> table.find("layers/0/kernel")
+        ('embed', 'mlp')
+    """
+
+    __slots__ = ("_entries", "_matchers", "_memo", "_optional")
+
+    def __init__(
+        self,
+        entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]],
+        *,
+        optional: Iterable[str] = (),
+    ) -> None:
+        pairs = _pairs(entries)
+        failures: list[NameTableError] = []
+        self._entries = tuple(_entry(number, pair, failures) for number, pair in enumerate(pairs))
+        self._optional = frozenset(optional)
+        for pattern in self._optional - {pattern for pattern, _ in self._entries}:
+            failures.append(NameTableError(f"optional pattern {pattern!r} is no pattern of the table"))
+        raise_all(failures)
+        self._matchers = tuple(_matcher(pattern) for pattern, _ in self._entries)
+        # Where no pattern spells a digit, paths that differ in their numbers alone match alike.
+        digits = any(not isinstance(p, str) or re.search(r"\d", p) for p, _ in self._entries)
+        self._memo: dict[str, tuple[int, ...]] | None = None if digits else {}
+
+    def matches(self, path: str) -> tuple[int, ...]:
+        """The positions of all patterns that match the path, in order."""
+        if self._memo is None:
+            return self._match(path)
+        key = re.sub(r"\d+", "0", path)
+        found = self._memo.get(key)
+        if found is None:
+            found = self._memo[key] = self._match(key)
+        return found
+
+    def _match(self, path: str) -> tuple[int, ...]:
+        segments = path.replace(".", "/") + "/"
+        return tuple(i for i, matches in enumerate(self._matchers) if matches(path, segments))
+
+    def find(self, path: str) -> Any:
+        """The names for a path.
+
+        Raises:
+            KeyError: No pattern matches.
+        """
+        found = self.matches(path)
+        if not found:
+            raise KeyError(path)
+        return self._entries[found[0]][1]
+
+    @property
+    def optional(self) -> frozenset[Any]:
+        """The patterns that a tree may lack."""
+        return self._optional
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> NameTable:
+        """Reads a table: ``names`` maps patterns to names, ``optional`` lists patterns.
+
+        Names are a text in short form, a list with ``""`` for ``None``, or ``false`` for an
+        array that is whole on purpose.
+        """
+        data = _files.read(path, NameTableError)
+        if not isinstance(data, Mapping) or not isinstance(data.get("names"), Mapping):
+            raise NameTableError(
+                f"{os.fspath(path)} has no table 'names' that maps patterns to names",
+                paths=[os.fspath(path)],
+                fix='write [names] and below it lines like "**/kernel" = "embed mlp".',
+            )
+        return cls(
+            {pattern: _from_plain(names) for pattern, names in data["names"].items()},
+            optional=data.get("optional", ()),
+        )
+
+    def dump(self, path: str | os.PathLike[str]) -> None:
+        """Writes the table in the form that ``load`` reads."""
+        regexes = [pattern.pattern for pattern, _ in self._entries if not isinstance(pattern, str)]
+        if regexes:
+            raise NameTableError(f"a compiled pattern cannot be written to a file: {regexes[0]!r}")
+        optional = [pattern for pattern, _ in self._entries if pattern in self._optional]
+        names = {pattern: _to_plain(names) for pattern, names in self._entries}
+        _files.write(path, {"optional": optional, "names": names}, NameTableError)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NameTable):
+            return NotImplemented
+        return (self._entries, self._optional) == (other._entries, other._optional)
+
+    def __hash__(self) -> int:
+        return hash(self._entries)
+
+    def __repr__(self) -> str:
+        lines = "".join(f"\n    {pattern!r}: {names!r}," for pattern, names in self._entries)
+        return f"NameTable({{{lines}\n}})" if lines else "NameTable({})"
+
+
+def _pairs(entries: Any) -> Iterable[Any]:
+    if isinstance(entries, Mapping):
+        return entries.items()
+    if isinstance(entries, (str, bytes, set, frozenset)) or not isinstance(entries, Iterable):
+        raise NameTableError(
+            f"{entries!r} is no table of names",
+            fix='give a mapping like {"**/kernel": "embed mlp"}, or pairs.',
+        )
+    return entries
+
+
+def _entry(number: int, pair: Any, failures: list[NameTableError]) -> tuple[Any, Any]:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        failures.append(NameTableError(f"entry #{number} is {pair!r}, not a pattern with its names"))
+        return "", None
+    pattern, names = pair
+    if not (isinstance(pattern, re.Pattern) or (isinstance(pattern, str) and pattern)):
+        failures.append(NameTableError(f"the pattern of entry #{number} is {pattern!r}, not a text"))
+        return "", None
+    try:
+        return pattern, None if names is None else parse_names(names)
+    except NamesError as error:
+        failures.append(NameTableError(f"entry #{number} ({_text(pattern)}): {error.headline}", fix=error.fix))
+        return pattern, None
+
+
+def _text(pattern: Any) -> str:
+    return pattern if isinstance(pattern, str) else pattern.pattern
+
+
+def _matcher(pattern: Any) -> Callable[[str, str], Any]:
+    if isinstance(pattern, str):
+        match = _compile(pattern).fullmatch
+        return lambda path, segments: match(segments)
+    return lambda path, segments: pattern.fullmatch(path)
+
+
+def _from_plain(names: Any) -> Any:
+    if names is False:
+        return None
+    return [name or None for name in names] if isinstance(names, list) else names
+
+
+def _to_plain(names: Any) -> Any:
+    if names is None:
+        return False
+    words = ["_" if name is None else "..." if name is ... else name for name in names]
+    text = " ".join(words)
+    if parse_names(text) == names:
+        return text
+    if ... in names:
+        raise NameTableError(f"names {names!r} cannot be written to a file")
+    return [name or "" for name in names]

@@ -1,0 +1,1 @@
+"""Presets. (in work)"""

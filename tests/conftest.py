@@ -1,0 +1,35 @@
+"""Eight simulated CPU devices, strict dtypes, and no skip that hides."""
+
+import importlib.util
+import os
+
+import hypothesis
+import jax
+import pytest
+
+import axisrules
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_platforms", "cpu")
+
+hypothesis.settings.register_profile("standard", max_examples=1000, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=10_000, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "standard"))
+
+# An extra that the environment promises has to be there; see `need_extra`.
+_MODULES = {"yaml": "yaml", "flax": "flax", "equinox": "equinox", "demo": "tokenizers"}
+_PROMISED = [extra for extra in os.environ.get("AXISRULES_EXTRAS", "").split(",") if extra]
+
+
+def pytest_configure():
+    missing = [extra for extra in _PROMISED if importlib.util.find_spec(_MODULES[extra]) is None]
+    if missing:
+        raise pytest.UsageError(f"AXISRULES_EXTRAS promises {missing}, which are not installed")
+
+
+@pytest.fixture(autouse=True)
+def _no_active_rules():
+    yield
+    left = axisrules.get_logical_axis_rules()
+    axisrules.set_logical_axis_rules(())
+    assert not left, "a test left rules active"
