@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import warnings
 
-
-
 from jax.sharding import Mesh
 
 # XLA's CPU client takes over a host buffer without copying it when the buffer is contiguous
@@ -51,5 +49,3 @@ def legacy_mesh() -> Mesh | None:
         except (ImportError, AttributeError):
             return None
     return None if mesh.empty else mesh
-
-

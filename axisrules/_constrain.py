@@ -12,11 +12,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from axisrules import _leaves
+from axisrules import _compat, _leaves
 from axisrules._entries import find_entries
-from axisrules._errors import AxisRulesError, ConstraintError, LeafError, MissingNamesError, NoMeshError, raise_all
+from axisrules._errors import (
+    AxisRulesError,
+    ConstraintError,
+    LeafError,
+    MissingNamesError,
+    NoMeshError,
+    raise_all,
+)
 from axisrules._meshes import MeshLike, axis_sizes, need_mesh
 from axisrules._names import UNCONSTRAINED, fit_names, parse_names
 from axisrules._resolution import Resolution
@@ -53,8 +61,10 @@ def constrain(
         names: Axis names of the array, or names in any form that ``plan`` takes.
         mesh: The mesh; by default the active one.
         rules: The rules; by default the active ones.
-        taken, indivisible, absent, unmapped: The policies of ``resolve``; a name that no rule
-            mentions is warned of once.
+        taken: As in ``resolve``.
+        indivisible: As in ``resolve``.
+        absent: As in ``resolve``.
+        unmapped: As in ``resolve``, but a warning comes once per rules and name.
 
     Returns:
         A tree like the input.
@@ -138,7 +148,7 @@ def _work(job: _Job, leaf: Any, entry: Any) -> _Work | None:
         names = _names(entry, shape)
         resolution = resolve_array(names, job.rules, sizes, shape, job.policy, manual)
     raise_all(resolution.problems)
-    check_expressible(job.mesh, resolution.spec, traced=isinstance(leaf, jax.core.Tracer))
+    check_expressible(job.mesh, resolution.spec, traced=_compat.in_trace())
     return _Work(job.mesh, resolution)
 
 
@@ -146,7 +156,9 @@ def _names(entry: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
     if entry is None or (entry is NO_ENTRY and not shape):
         return (None,) * len(shape)
     if entry is NO_ENTRY:
-        raise MissingNamesError("1 array has no names", shape=shape, fix="add its names; None leaves it whole.")
+        raise MissingNamesError(
+            "1 array has no names", shape=shape, fix="add its names; None leaves it whole."
+        )
     return fit_names(parse_names(entry, unconstrained=True), shape)
 
 
@@ -187,10 +199,11 @@ def check_expressible(mesh: AnyMesh, spec: PartitionSpec, *, traced: bool) -> No
         NoMeshError: A value outside of jit needs a mesh with devices.
     """
     auto, explicit = _of_type(mesh, AxisType.Auto), _of_type(mesh, AxisType.Explicit)
-    facts = {"mesh": dict(axis_sizes(mesh)), "spec": spec}
+    facts: dict[str, Any] = {"mesh": dict(axis_sizes(mesh)), "spec": spec}
     if UNCONSTRAINED in tuple(spec) and explicit and not auto:
         raise ConstraintError(
-            f"dimension {tuple(spec).index(UNCONSTRAINED)} is unconstrained, and every axis of the mesh is Explicit",
+            f"dimension {tuple(spec).index(UNCONSTRAINED)} is unconstrained, "
+            "and every axis of the mesh is Explicit",
             fix="name the dimension or write None: on Explicit axes a layout is part of the type.",
             **facts,
         )
@@ -211,7 +224,7 @@ def check_expressible(mesh: AnyMesh, spec: PartitionSpec, *, traced: bool) -> No
         kinds = [axis in explicit for axis in split]
         if kinds != sorted(kinds, reverse=True):
             raise ConstraintError(
-                f"dimension {dim} goes over {tuple(split)!r}, in which an Auto axis stands before an Explicit one",
+                f"dimension {dim} goes over {tuple(split)!r}: an Auto axis before an Explicit one",
                 dim=dim,
                 fix="inside jit JAX can only put Explicit axes before Auto ones: "
                 "reorder the tuple, or give the axes one type.",
@@ -233,8 +246,9 @@ def _only(spec: PartitionSpec, axes: Sequence[str]) -> PartitionSpec:
 
 def lay_out(leaf: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
     """One value where the spec says, by the JAX call that its mesh and its kind need."""
-    if not isinstance(leaf, jax.core.Tracer):
+    if not _compat.in_trace():
         return _lay_out_array(leaf, mesh, spec)
+    leaf = jnp.asarray(leaf)
     auto, explicit = _of_type(mesh, AxisType.Auto), _of_type(mesh, AxisType.Explicit)
     if not auto and not explicit:
         return leaf  # every axis is Manual: nothing is left to say
@@ -266,7 +280,6 @@ def _keep_open(spec: PartitionSpec, own: Sequence[Any], axes: Sequence[str]) -> 
     """The spec with every open dimension as it is now, but for axes that another one takes."""
     used = {axis for entry in spec for axis in _axes(entry)}
     known = (*own, *[None] * (len(spec) - len(own)))
-    return make_spec(tuple(
-        tuple(a for a in _axes(mine) if a in axes and a not in used) if entry is UNCONSTRAINED else _axes(entry)
-        for entry, mine in zip(spec, known, strict=True)
-    ))  # fmt: skip
+    free = [tuple(axis for axis in _axes(mine) if axis in axes and axis not in used) for mine in known]
+    pairs = zip(spec, free, strict=True)
+    return make_spec(tuple(kept if entry is UNCONSTRAINED else _axes(entry) for entry, kept in pairs))

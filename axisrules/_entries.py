@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from axisrules._errors import AxisRulesError, ExtraNamesError, nearest
+from axisrules._errors import AxisRulesError, ExtraNamesError
 from axisrules._names import NameTable
+from axisrules._text import nearest
 from axisrules._trees import NO_ENTRY, Flat, children, nested
 
 
@@ -87,7 +88,9 @@ def _from_tree(tree: Any, flat: Flat, names: Any) -> Entries:
         close = nearest(extra[0], flat.paths)
         found.problems.append(
             ExtraNamesError(
-                f"names are given for {len(extra)} " + ("path" if len(extra) == 1 else "paths") + " without a leaf",
+                f"names are given for {len(extra)} "
+                + ("path" if len(extra) == 1 else "paths")
+                + " without a leaf",
                 paths=extra,
                 listing=extra,
                 nearest=close,

@@ -7,12 +7,13 @@ as plain values.
 
 from __future__ import annotations
 
-import difflib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_LABELS = ("at", "names", "mesh", "rule", "fix")  # the order in which a message shows them
+from axisrules._text import format_mesh
+
+_LABELS = ("at", "names", "shape", "mesh", "rule", "fix")  # the order in which a message shows them
 _LISTED = 100  # leaves that an error lists one by one
 _SHOWN = 20  # single errors that the text of a gathered error spells out
 
@@ -62,21 +63,19 @@ class AxisRulesError(ValueError):
 
     def at(self, paths: Sequence[str]) -> AxisRulesError:
         """The same error with the paths of the leaves where it happened."""
-        return type(self)(
-            self.headline, paths=paths, fix=self.fix, failures=self.failures, **self.facts
-        )
+        return type(self)(self.headline, paths=paths, fix=self.fix, failures=self.failures, **self.facts)
 
     def _text(self) -> str:
         if self.failures:
             return _gathered_text(self.headline, self.failures)
         lines = {
             "at": _at(self.paths, "names" in self.facts, self.facts.get("listing", ())),
-            "names": _names_and_shape(self.facts),
+            **_names_and_shape(self.facts),
             "mesh": format_mesh(self.facts.get("mesh")),
             "rule": self.facts.get("rule_text", ""),
             "fix": self.fix,
         }
-        shown = [f"  {label + ':':<7}{lines[label]}" for label in _LABELS if lines[label]]
+        shown = [f"  {label + ':':<7}{lines[label]}" for label in _LABELS if lines.get(label)]
         return "\n".join([self.headline, *shown])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,13 +97,11 @@ def _at(paths: Sequence[str], same_shape: bool, listing: Sequence[str]) -> str:
     return f"{paths[0]}      (and {len(paths) - 1} more{alike})"
 
 
-def _names_and_shape(facts: Mapping[str, Any]) -> str:
-    parts = []
-    if "names" in facts:
-        parts.append(f"{facts['names']!r}")
-    if facts.get("shape") is not None:
-        parts.append(f"shape: {tuple(facts['shape'])!r}")
-    return "    ".join(parts)
+def _names_and_shape(facts: Mapping[str, Any]) -> dict[str, str]:
+    shape = "" if facts.get("shape") is None else repr(tuple(facts["shape"]))
+    if "names" not in facts:
+        return {"shape": shape}
+    return {"names": f"{facts['names']!r}" + (f"    shape: {shape}" if shape else "")}
 
 
 def _gathered_text(headline: str, failures: Sequence[AxisRulesError]) -> str:
@@ -246,7 +243,7 @@ class PolicyError(AxisRulesError):
     reason = "bad_policy"
 
 
-class MissingExtraError(AxisRulesError, ImportError):
+class MissingExtraError(AxisRulesError, ImportError):  # type: ignore[misc]
     """A package that an extra brings is not installed."""
 
     reason = "missing_extra"
@@ -270,13 +267,13 @@ REASONS: dict[str, tuple[str, type[AxisRulesError] | None]] = {
     "whole_by_rule": ("whole by rule {rule}", None),
     "unnamed": ("whole: it has no name", None),
     "unknown_name": ("whole: no rule names it", UnknownNameError),
-    "axis_taken": ("{axis} is taken by dimension {holder}", AxisTakenError),
-    "partly_taken": ("{axis} is taken by dimension {holder}, the rest was free", None),
+    "axis_taken": ("dimension {holder} holds {axis}", AxisTakenError),
+    "partly_taken": ("dimension {holder} holds {axis}", None),
     "indivisible": ("size {size} does not divide over {axes}", DivisibilityError),
     "partly_divisible": ("size {size} divides over {axes} only", None),
     "size_one_dim": ("a dimension of size 1 cannot be split", None),
     "absent_axis": ("the mesh has no axis {axis}", AbsentAxisError),
-    "nothing_left": ("its axes hold this dimension already, or have size 1 and stand elsewhere", None),
+    "nothing_left": ("its axes of size 1 stand in the spec already", None),
     "filled": ("split over {axes} by fill", None),
     "explicit_spec": ("laid out by the given PartitionSpec", SpecError),
     "whole_on_purpose": ("whole: the leaf's names are None", None),
@@ -327,52 +324,3 @@ def raise_all(failures: Iterable[AxisRulesError]) -> None:
     error = gather(failures)
     if error is not None:
         raise error
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is closest in spelling, or ``None`` where none is close."""
-    close = difflib.get_close_matches(str(word), [k for k in known if isinstance(k, str)], n=1)
-    return close[0] if close else None
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A half sentence that proposes the nearest known word, or nothing."""
-    close = nearest(word, known)
-    return f"; did you mean {close!r}?" if close else ""
-
-
-def format_mesh(sizes: Mapping[str, int] | None) -> str:
-    """Mesh axis sizes as text: ``data=4, model=16``."""
-    return ", ".join(f"{axis}={size}" for axis, size in (sizes or {}).items())
-
-
-def format_bytes(number: int) -> str:
-    """Bytes in the unit that a person would use; exact below 1 KiB."""
-    size = float(number)
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{number:,} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"
-
-
-def format_spec(spec: Iterable[Any]) -> str:
-    """A partition spec as text that pastes into code, the same on every JAX version."""
-    return f"P({', '.join(map(_format_entry, spec))})"
-
-
-def _format_entry(entry: Any) -> str:
-    plain = entry is None or isinstance(entry, (str, tuple))
-    return repr(entry) if plain else "P.UNCONSTRAINED"
-
-
-def format_rule(index: int, name: str, axes: Sequence[str]) -> str:
-    """A rule as text: ``#3 kv_heads -> model``."""
-    return f"#{index} {name} -> {format_axes(axes)}"
-
-
-def format_axes(axes: Sequence[str]) -> str:
-    """Mesh axes as text: ``None``, ``model`` or ``(data, model)``."""
-    if len(axes) < 2:
-        return axes[0] if axes else "None"
-    return f"({', '.join(axes)})"

@@ -13,7 +13,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from axisrules._errors import AxisRulesError, MissingExtraError, RulesError, did_you_mean
+from axisrules._errors import AxisRulesError, MissingExtraError, RulesError
+from axisrules._text import did_you_mean
 
 SUFFIXES = (".toml", ".json", ".yaml", ".yml")
 

@@ -69,7 +69,8 @@ def with_logical_partitioning(
         fitted = None if names is None else fit_names(names, size)
         mesh = None if fitted is None and partition_spec is None else active_mesh()
         if mesh is None:
-            return initializer(key, size, dtype)
+            made: jax.Array = initializer(key, size, dtype)
+            return made
         resolution = _resolve(fitted, partition_spec, mesh, size)
         raise_all(resolution.problems)
         return _born_sharded(initializer, key, size, dtype, mesh, resolution.spec)
@@ -96,7 +97,8 @@ def _born_sharded(
 ) -> jax.Array:
     if isinstance(mesh, AbstractMesh):  # inside a trace
         check_expressible(mesh, spec, traced=True)
-        return lay_out(initializer(key, shape, dtype), mesh, spec)
+        inside: jax.Array = lay_out(initializer(key, shape, dtype), mesh, spec)
+        return inside
     sharding = NamedSharding(mesh, spec)
     compiled = _compiled(initializer, shape, jnp.dtype(dtype), sharding)
     if getattr(key, "committed", False) and key.sharding.device_set != sharding.device_set:

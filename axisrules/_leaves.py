@@ -82,7 +82,7 @@ def describe(leaf: Any, dtype: Any = None) -> Described | None:
         held = _host_dtype(leaf, held)
     if dtype is not None:
         held = cast_dtype(held, dtype)
-    if not on_device and held in _WIDE and not jax.config.jax_enable_x64:
+    if not on_device and held in _WIDE and not _x64_is_on():
         held = _narrow(leaf, held)
     return Described(tuple(leaf.shape), held)
 
@@ -99,7 +99,11 @@ def _is_jax_dtype(dtype: Any) -> bool:
         pass
     except TypeError:
         return False
-    known = isinstance(dtype, np.dtype) and dtype.isnative and (dtype.kind in "biufc" or _is_extended_float(dtype))
+    known = (
+        isinstance(dtype, np.dtype)
+        and dtype.isnative
+        and (dtype.kind in "biufc" or _is_extended_float(dtype))
+    )
     known = known or (not isinstance(dtype, np.dtype) and jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
     _KNOWN[dtype] = known
     return known
@@ -113,7 +117,7 @@ def _is_extended_float(dtype: np.dtype[Any]) -> bool:
 def _host_dtype(leaf: Any, dtype: Any) -> np.dtype[Any]:
     """The numpy dtype of an array-like that is neither numpy's nor JAX's."""
     try:
-        found = np.dtype(dtype).newbyteorder("=")
+        found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError:
         found = np.dtype(object)
     if _is_jax_dtype(found):
@@ -134,7 +138,7 @@ def cast_dtype(held: Any, dtype: Any) -> Any:
     return held
 
 
-def floating_dtype(dtype: Any) -> np.dtype[Any] | None:
+def floating_dtype(dtype: Any) -> Any:
     """A checked ``dtype=`` argument.
 
     Raises:
@@ -147,10 +151,16 @@ def floating_dtype(dtype: Any) -> np.dtype[Any] | None:
     except TypeError:
         found = np.dtype(getattr(jax.numpy, str(dtype), object))
     if not jax.dtypes.issubdtype(found, np.floating):
-        raise PolicyError(f"dtype={dtype!r} is no floating-point dtype", fix='pass dtype="bfloat16" or "float32".')
-    if found in _WIDE and not jax.config.jax_enable_x64:
+        raise PolicyError(
+            f"dtype={dtype!r} is no floating-point dtype", fix='pass dtype="bfloat16" or "float32".'
+        )
+    if found in _WIDE and not _x64_is_on():
         raise PolicyError(f"dtype={dtype!r} needs x64", fix=f'pass dtype="float32", or call {_ENABLE_X64}.')
     return found
+
+
+def _x64_is_on() -> bool:
+    return bool(jax.config.read("jax_enable_x64"))
 
 
 def _narrow(leaf: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:

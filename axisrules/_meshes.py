@@ -15,7 +15,8 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from axisrules import _compat
-from axisrules._errors import AbsentAxisError, MeshError, NoMeshError, did_you_mean, format_mesh
+from axisrules._errors import AbsentAxisError, MeshError, NoMeshError
+from axisrules._text import did_you_mean, format_mesh
 
 MeshLike: TypeAlias = "Mesh | AbstractMesh | Mapping[str, int] | str"
 Sizes: TypeAlias = tuple[tuple[str, int], ...]
@@ -39,7 +40,9 @@ def parse_mesh(text: str) -> dict[str, int]:
             )
         axis, size = match.group(1), int(match.group(2))
         if axis in sizes:
-            raise MeshError(f"mesh {text!r} has axis {axis!r} twice, again at position {position}", fix=_EXAMPLE)
+            raise MeshError(
+                f"mesh {text!r} has axis {axis!r} twice, again at position {position}", fix=_EXAMPLE
+            )
         sizes[axis] = size
         position += len(part) + 1
     return sizes
@@ -50,7 +53,9 @@ def _check_sizes(sizes: Mapping[Any, Any], smallest: int = 1) -> dict[str, int]:
         if not isinstance(axis, str) or not axis:
             raise MeshError(f"mesh axis {axis!r} is not a non-empty text", fix=_EXAMPLE)
         if isinstance(size, bool) or not isinstance(size, int) or size < smallest or size == 0:
-            raise MeshError(f"mesh axis {axis!r} has size {size!r}, which is not a positive number", fix=_EXAMPLE)
+            raise MeshError(
+                f"mesh axis {axis!r} has size {size!r}, which is not a positive number", fix=_EXAMPLE
+            )
     return dict(sizes)
 
 
@@ -152,7 +157,9 @@ def _fill_in(sizes: dict[str, int], devices: int) -> dict[str, int]:
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     product = math.prod(size for size in sizes.values() if size != -1)
     if len(open_axes) > 1:
-        raise MeshError(f"axes {open_axes[0]!r} and {open_axes[1]!r} are both -1", fix="leave one to be filled in.")
+        raise MeshError(
+            f"axes {open_axes[0]!r} and {open_axes[1]!r} are both -1", fix="leave one to be filled in."
+        )
     if open_axes and (devices % product or devices < product):
         raise MeshError(
             f"{format_mesh(sizes)} does not fill {devices} devices: {product} does not divide {devices}",
@@ -179,7 +186,9 @@ def _axis_type(value: Any) -> AxisType:
     found = value if isinstance(value, AxisType) else _TYPES.get(str(value).lower())
     if found is None:
         words = ", ".join(map(repr, _TYPES))
-        raise MeshError(f"axis type {value!r} is unknown{did_you_mean(str(value), _TYPES)}", fix=f"use {words}.")
+        raise MeshError(
+            f"axis type {value!r} is unknown{did_you_mean(str(value), _TYPES)}", fix=f"use {words}."
+        )
     return found
 
 

@@ -15,13 +15,7 @@ from typing import Any, TypeAlias
 from jax.sharding import PartitionSpec
 
 from axisrules import _files
-from axisrules._errors import (
-    NamesError,
-    NameTableError,
-    RankError,
-    UnconstrainedError,
-    raise_all,
-)
+from axisrules._errors import NamesError, NameTableError, RankError, UnconstrainedError, raise_all
 
 AxisNames: TypeAlias = "str | Sequence[str | None]"
 Names: TypeAlias = tuple[Any, ...]  # parsed: str, None, UNCONSTRAINED, or one Ellipsis
@@ -276,7 +270,9 @@ def _entry(number: int, pair: Any, failures: list[NameTableError]) -> tuple[Any,
     try:
         return pattern, None if names is None else parse_names(names)
     except NamesError as error:
-        failures.append(NameTableError(f"entry #{number} ({_text(pattern)}): {error.headline}", fix=error.fix))
+        failures.append(
+            NameTableError(f"entry #{number} ({_text(pattern)}): {error.headline}", fix=error.fix)
+        )
         return pattern, None
 
 

@@ -185,8 +185,7 @@ def _place_device(work: Sequence[tuple[Placement, Any, NamedSharding]], donate: 
     if not work:
         return {}
     sources = [
-        leaf if leaf.dtype == placement.dtype else leaf.astype(placement.dtype)
-        for placement, leaf, _ in work
+        leaf if leaf.dtype == placement.dtype else leaf.astype(placement.dtype) for placement, leaf, _ in work
     ]
     made = jax.device_put(sources, [sharding for _, _, sharding in work])
     if donate:

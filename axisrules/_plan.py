@@ -15,16 +15,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from axisrules._errors import (
-    AxisRulesError,
-    LayoutError,
-    did_you_mean,
-    format_bytes,
-    format_mesh,
-    raise_all,
-)
+from axisrules._errors import AxisRulesError, LayoutError, raise_all
 from axisrules._resolution import Resolution
 from axisrules._rules import Rules
+from axisrules._text import did_you_mean, format_bytes, format_mesh
 
 
 class Placement(NamedTuple):
@@ -262,7 +256,9 @@ class Plan:
         waste = self.bytes_per_device * self.mesh.size / self.nbytes if self.nbytes else 1.0
         if max_waste is not None and waste > max_waste:
             partly = [one for one in self.distinct if one.ways < self.mesh.size]
-            failures.append(self._broken("max_waste", max_waste, f"{waste:.4g} times the ideal per device", partly))
+            failures.append(
+                self._broken("max_waste", max_waste, f"{waste:.4g} times the ideal per device", partly)
+            )
         raise_all(failures)
 
     def _broken(self, limit: str, value: float, found: str, offenders: Sequence[Placement]) -> LayoutError:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from axisrules import _leaves
@@ -21,8 +22,6 @@ from axisrules._errors import (
     MissingNamesError,
     PolicyError,
     TiedError,
-    did_you_mean,
-    format_bytes,
     raise_all,
 )
 from axisrules._meshes import MeshLike, axis_sizes, need_mesh
@@ -34,6 +33,7 @@ from axisrules._rules import Rules, RulesLike
 from axisrules._scope import need_rules
 from axisrules._single import warn_unmapped
 from axisrules._specs import check_spec
+from axisrules._text import did_you_mean, format_bytes
 from axisrules._trees import NO_ENTRY, Flat, flatten
 
 
@@ -64,7 +64,10 @@ def plan(
         mesh: A mesh, a mapping of axis sizes or a text like ``"data=16,model=16"``; by default the
             active mesh.
         rules: The rules; by default the active ones.
-        taken, indivisible, absent, unmapped: The policies of ``resolve``.
+        taken: As in ``resolve``.
+        indivisible: As in ``resolve``.
+        absent: As in ``resolve``.
+        unmapped: As in ``resolve``.
         unnamed: What to do with arrays that have no entry: ``"error"``, or ``"replicate"`` them.
         fill: A mesh axis (or several) over which the largest dimension that is still whole after
             the rules is split, in every array of at least ``min_bytes``.
@@ -222,7 +225,7 @@ class _Work:
         if found.problems:
             self._refuse(path, found.problems, id(found))
         placement = Placement(path, shape, dtype, found, self.by_axis)
-        if type(leaf) is not jax.ShapeDtypeStruct:
+        if isinstance(leaf, (np.ndarray, jax.Array)):  # equal numpy scalars may be one object
             placement = self._tie(leaf, placement)
         self.placements.append(placement)
 
@@ -292,7 +295,8 @@ class _Work:
             paths=[path for path, _ in self.missing],
             listing=rows,
             bytes=sum(sizes),
-            fix=f'add names, such as "{path}": "{" ".join("_" for _ in shape)}", or pass unnamed="replicate".',
+            fix=f'add names, such as "{path}": "{" ".join("_" for _ in shape)}", '
+            'or pass unnamed="replicate".',
         )
 
     def notes(self) -> list[ReportRow]:
@@ -320,5 +324,8 @@ class _Work:
 
 
 def _notes(found: Entries) -> list[ReportRow]:
-    overlaps = [ReportRow(path, name=f"{first} | {later}", reason="pattern_overlap") for path, first, later in found.overlaps]
+    overlaps = [
+        ReportRow(path, name=f"{first} | {later}", reason="pattern_overlap")
+        for path, first, later in found.overlaps
+    ]
     return [*overlaps, *(ReportRow("", name=pattern, reason="unused_pattern") for pattern in found.unused)]

@@ -16,12 +16,10 @@ from axisrules._errors import (
     DivisibilityError,
     RepeatedNameError,
     UnknownNameError,
-    did_you_mean,
-    format_spec,
-    nearest,
 )
 from axisrules._names import Names
 from axisrules._resolution import axes_text
+from axisrules._text import did_you_mean, format_spec, nearest
 
 Facts = dict[str, Any]  # names, shape, mesh, and where it is about a rule: rule, rule_text
 

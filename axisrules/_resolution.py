@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
-from axisrules._errors import REASONS, AxisRulesError, format_axes, format_rule, format_spec
+from axisrules._errors import REASONS, AxisRulesError
 from axisrules._names import UNCONSTRAINED, Names
 from axisrules._rules import Rules
+from axisrules._text import format_axes, format_rule, format_spec
 
 Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh with their sizes, in order
 
@@ -89,6 +90,9 @@ class Resolution(NamedTuple):
         return "\n".join(lines)
 
 
+_SKIPPED = {"axis_taken", "indivisible", "size_one_dim", "absent_axis", "nothing_left"}
+
+
 def _label(dim: Dim) -> str:
     name = "*" if dim.name is UNCONSTRAINED else repr(dim.name)
     return name if dim.size is None else f"{name} of size {dim.size}"
@@ -96,12 +100,14 @@ def _label(dim: Dim) -> str:
 
 def _why(resolution: Resolution, dim: Dim) -> str:
     texts = [_skip_text(resolution, dim, skip) for skip in dim.skips]
-    if dim.skips and not dim.axes:
-        return f"whole: every rule for it was skipped: {'; '.join(texts)}"
+    if dim.reason in _SKIPPED:
+        return f"whole: {'; '.join(texts)}"
     rule = "" if dim.rule is None else rule_text(resolution.rules, dim.rule)
     axes = axes_text(dim.axes, resolution.sizes)
     template = "split" if dim.reason.startswith("partly") else dim.reason
     main = REASONS[template][0].format(axes=axes, rule=rule)
+    if dim.reason == "whole_by_rule" and dim.axes:
+        texts.insert(0, f"{axes}, of an earlier rule, has size 1 and splits nothing")
     return "; ".join([main, *texts])
 
 
@@ -112,7 +118,8 @@ def _skip_text(resolution: Resolution, dim: Dim, skip: Skip) -> str:
         holder=skip.holder,
         size=dim.size,
     )
-    return f"rule {rule_text(resolution.rules, skip.rule)}: {reason}"
+    how = "was taken in part" if skip.reason.startswith("partly") else "was skipped"
+    return f"rule {rule_text(resolution.rules, skip.rule)} {how}: {reason}"
 
 
 def rule_text(rules: Rules, index: int) -> str:

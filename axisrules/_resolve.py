@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 from jax.sharding import PartitionSpec
 
 from axisrules import _refusals
-from axisrules._errors import AxisRulesError, PolicyError, did_you_mean
+from axisrules._errors import AxisRulesError, PolicyError
 from axisrules._names import UNCONSTRAINED, Names
 from axisrules._resolution import Dim, Resolution, Sizes, Skip, rule_text
 from axisrules._rules import Rules
 from axisrules._specs import make_spec
+from axisrules._text import did_you_mean
 
 _CACHE_LIMIT = 65536  # entries of one cache before it starts anew
 
@@ -199,16 +200,17 @@ class _Array:
 
     def fill(self, axes: tuple[str, ...]) -> None:
         """Gives free axes to the largest dimension that is still whole and divides."""
-        if self.sizes is None or self.shape is None or self.ways(axes) == 1:
+        shape = self.shape
+        if self.sizes is None or shape is None or self.ways(axes) == 1:
             return
         if any(axis in self.held and not self.trivial(axis) for axis in axes):
             return
         free = tuple(axis for axis in axes if axis not in self.held)
         ways = self.ways(free)
         whole = [d for d, held in enumerate(self.axes) if self.ways(held) == 1]
-        fitting = [d for d in whole if self.shape[d] and self.shape[d] % ways == 0]
+        fitting = [d for d in whole if shape[d] and shape[d] % ways == 0]
         if fitting:
-            self.claim(max(fitting, key=lambda d: (self.shape[d], -d)), free, "filled", None)
+            self.claim(max(fitting, key=lambda d: (shape[d], -d)), free, "filled", None)
 
     # What came of it.
 

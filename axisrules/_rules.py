@@ -12,13 +12,8 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from axisrules import _files
-from axisrules._errors import (
-    RulesError,
-    did_you_mean,
-    format_axes,
-    nearest,
-    raise_all,
-)
+from axisrules._errors import RulesError, raise_all
+from axisrules._text import did_you_mean, format_axes, nearest
 
 MeshAxes: TypeAlias = "str | tuple[str, ...] | None"
 RulesLike: TypeAlias = "Rules | Mapping[str, Any] | Iterable[tuple[str, Any]]"

@@ -65,7 +65,7 @@ def set_logical_axis_rules(rules: RulesLike) -> None:
     if _compat.in_trace():
         raise ScopeError(
             "the active rules cannot be replaced inside a trace",
-            fix="call set_logical_axis_rules before jit, or use `with axisrules.map_logical_axis_names(...):`.",
+            fix="call it before jit, or use `with axisrules.map_logical_axis_names(...):`.",
         )
     _activate(new)
 
@@ -186,7 +186,8 @@ class map_logical_axis_names:  # noqa: N801  reads as a function, and is used as
         before = self._take_call()
         if before is not None and mine:
             _activate(before)
-        return _under(self, function)
+        decorated: F = _under(self, function)
+        return decorated
 
 
 def _under(rules: map_logical_axis_names, function: Any) -> Any:
@@ -195,23 +196,23 @@ def _under(rules: map_logical_axis_names, function: Any) -> Any:
             f"{function.__qualname__} is an asynchronous generator, which cannot be decorated",
             fix="pass rules= where they are needed.",
         )
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with rules:
+            return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        return (yield from _step_by_step(rules, function(*args, **kwargs)))
+
+    @functools.wraps(function)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        return await _awaitable(rules, function(*args, **kwargs))
+
     if inspect.iscoroutinefunction(function):
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return await _awaitable(rules, function(*args, **kwargs))
-
-    elif inspect.isgeneratorfunction(function):
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return _step_by_step(rules, function(*args, **kwargs))
-
-    else:
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with rules:
-                return function(*args, **kwargs)
-
-    return functools.wraps(function)(call)
+        return coroutine
+    return generator if inspect.isgeneratorfunction(function) else call
 
 
 def _step_by_step(rules: map_logical_axis_names, steps: Any) -> Generator[Any, Any, Any]:

@@ -6,7 +6,7 @@ Owns the translation of names to the specs that ``jax.shard_map`` takes. Decides
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -53,7 +53,10 @@ def shard_map(
         rules: The rules; by default the active ones when the result is called.
         axis_names: The mesh axes that ``f`` handles itself; all by default.
         check_vma: As in ``jax.shard_map``.
-        taken, indivisible, absent, unmapped: The policies of ``resolve``.
+        taken: As in ``resolve``.
+        indivisible: As in ``resolve``.
+        absent: As in ``resolve``.
+        unmapped: As in ``resolve``.
 
     Returns:
         A function of as many positional arguments.
@@ -144,11 +147,11 @@ def _spec(
 ) -> PartitionSpec:
     whole = entry is None or (entry is NO_ENTRY and not shape)
     if isinstance(entry, PartitionSpec):
-        spec: Sequence[Any] = entry
+        entries = list(entry)
     else:
         names = (None,) * len(shape) if whole else fit_names(parse_names(entry), shape)
         resolution = resolve_array(names, rules, axis_sizes(mesh), shape if shapes else None, policy)
         raise_all(resolution.problems)
-        spec = resolution.spec
-    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
-    return make_spec(tuple(tuple(axis for axis in held if axis in manual) for held in entries))
+        entries = list(resolution.spec)
+    axes = [(entry,) if isinstance(entry, str) else entry or () for entry in entries]
+    return make_spec(tuple(tuple(axis for axis in held if axis in manual) for held in axes))

@@ -9,17 +9,19 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from axisrules._errors import UnmappedAxisWarning, did_you_mean, raise_all
+from axisrules._errors import UnmappedAxisWarning, raise_all
 from axisrules._meshes import MeshLike, active_mesh, as_mesh, axis_sizes
 from axisrules._names import AxisNames, fit_names, parse_names
 from axisrules._resolution import Resolution
 from axisrules._resolve import mesh_axes, policies, remember, resolve_array
 from axisrules._rules import Rules, RulesLike, as_rules
 from axisrules._scope import ACTIVE
+from axisrules._text import nearest
 
 
 def logical_to_mesh_axes(names: AxisNames, rules: RulesLike | None = None) -> PartitionSpec:
@@ -113,7 +115,7 @@ def resolve(
         >>> print(ar.resolve("embed mlp", (8, 6), mesh="data=4,model=2",
         ...                  rules={"mlp": "model", "embed": "model"}))
         P(None, 'model') for ('embed', 'mlp')
-          dimension 0 'embed' of size 8: whole: every rule for it was skipped: rule #1 embed -> model: model is taken by dimension 1
+          dimension 0 'embed' of size 8: whole: rule #1 embed -> model was skipped: dimension 1 holds model
           dimension 1 'mlp' of size 6: split over model=2 by rule #0 mlp -> model
     """
     known: Any = ACTIVE.value if rules is None else rules
@@ -147,7 +149,8 @@ def _resolve_anew(
 
 def warn_unmapped(names: Sequence[str], rules: Rules, *, where: str = "") -> None:
     """Warns, at the first line outside axisrules, that no rule mentions the names."""
-    texts = [f"{name!r}{did_you_mean(name, rules.by_name)}" for name in names]
+    close = {name: nearest(name, rules.by_name) for name in names}
+    texts = [f"{name!r} (did you mean {near!r}?)" if near else repr(name) for name, near in close.items()]
     warnings.warn(
         f"no rule mentions {', '.join(texts)}: the dimension stays whole{where}. Add a rule, "
         '(name, None) where that is on purpose, or pass unmapped="replicate".',
@@ -158,7 +161,8 @@ def warn_unmapped(names: Sequence[str], rules: Rules, *, where: str = "") -> Non
 
 def _outside() -> int:
     """The ``stacklevel`` of the caller's first frame outside axisrules."""
-    level, frame = 1, sys._getframe(1)
+    level = 1
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__package__") == "axisrules":
         level, frame = level + 1, frame.f_back
     return level

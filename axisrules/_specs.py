@@ -12,10 +12,11 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from axisrules._errors import SpecError, did_you_mean, format_mesh, format_spec, nearest
+from axisrules._errors import SpecError
 from axisrules._names import UNCONSTRAINED
 from axisrules._resolution import Dim, Resolution, Sizes, axes_text
 from axisrules._rules import Rules
+from axisrules._text import did_you_mean, format_mesh, format_spec, nearest
 
 
 @lru_cache(maxsize=65536)
@@ -53,7 +54,7 @@ def check_spec(
 def _spec_problems(
     spec: PartitionSpec, axes: list[tuple[str, ...]], sizes: dict[str, int], shape: tuple[int, ...]
 ) -> Iterable[SpecError]:
-    facts = {"shape": shape, "mesh": sizes, "spec": spec}
+    facts: dict[str, Any] = {"shape": shape, "mesh": sizes, "spec": spec}
     text = format_spec(spec)
     if len(axes) > len(shape):
         yield SpecError(
@@ -73,14 +74,13 @@ def _spec_problems(
         ways = math.prod(sizes.get(axis, 1) for axis in held)
         if shape[dim] % ways:
             yield SpecError(
-                f"dimension {dim} (size {shape[dim]}) does not divide over {axes_text(held, tuple(sizes.items()))}",
+                f"dimension {dim} (size {shape[dim]}) does not divide over "
+                f"{axes_text(held, tuple(sizes.items()))}",
                 dim=dim, size=shape[dim], axes=held, fix=f"choose axes that divide {shape[dim]}.", **facts,
             )  # fmt: skip
 
 
-def _open_problems(
-    spec: PartitionSpec, sizes: dict[str, int], shape: tuple[int, ...]
-) -> Iterable[SpecError]:
+def _open_problems(spec: PartitionSpec, sizes: dict[str, int], shape: tuple[int, ...]) -> Iterable[SpecError]:
     for dim, entry in enumerate(spec):
         if entry is UNCONSTRAINED:
             yield SpecError(

@@ -103,11 +103,12 @@ class _RawPytrees:
         keys: list[tuple[str, ...]] = []
         leaves: list[Any] = []
         if _flatten_plain(node, (), keys, leaves):
-            treedef = jax.tree_util.tree_structure(node)
+            treedef: Any = jax.tree_util.tree_structure(node)
             return Flat(keys, leaves, [NO_ENTRY] * len(leaves), treedef.unflatten, treedef)
         return self._flatten_any(node)
 
     def _flatten_any(self, node: Any) -> Flat:
+        treedef: Any
         try:
             found, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_foreign)
         except (ValueError, TypeError) as cause:
@@ -123,9 +124,7 @@ class _RawPytrees:
 _PLAIN_LEAVES = {np.ndarray, jax.ShapeDtypeStruct, str, int, float, bool}
 
 
-def _flatten_plain(
-    node: Any, key: tuple[str, ...], keys: list[tuple[str, ...]], leaves: list[Any]
-) -> bool:
+def _flatten_plain(node: Any, key: tuple[str, ...], keys: list[tuple[str, ...]], leaves: list[Any]) -> bool:
     """Takes apart dicts, lists and tuples of arrays, twice as fast as with JAX's key paths.
 
     Returns:
@@ -141,12 +140,12 @@ def _flatten_plain(
             order = sorted(node)
         except TypeError:
             return False
-        for k in order:
+        for k in order:  # noqa: SIM110  a loop is faster than all(...)
             if not _flatten_plain(node[k], (*key, str(k)), keys, leaves):
                 return False
         return True
     if kind is list or kind is tuple:
-        for i, child in enumerate(node):
+        for i, child in enumerate(node):  # noqa: SIM110
             if not _flatten_plain(child, (*key, str(i)), keys, leaves):
                 return False
         return True
@@ -156,9 +155,7 @@ def _flatten_plain(
     return node is None
 
 
-def _nest(
-    keys: list[tuple[str, ...]], leaves: list[Any], unflatten: Callable[[Iterable[Any]], Any]
-) -> Flat:
+def _nest(keys: list[tuple[str, ...]], leaves: list[Any], unflatten: Callable[[Iterable[Any]], Any]) -> Flat:
     """A raw tree in which some leaves are objects of frameworks."""
     parts = [_flatten_leaf(leaf) for leaf in leaves]
 
