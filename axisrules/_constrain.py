@@ -7,7 +7,7 @@ for what JAX cannot express. Decides no layout.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -145,14 +145,15 @@ def _work(job: _Job, leaf: Any, entry: Any) -> _Work | None:
     if isinstance(entry, PartitionSpec):
         resolution = check_spec(entry, job.rules, sizes, shape, unconstrained=True)
     else:
-        names = _names(entry, shape)
+        names = entry_names(entry, shape)
         resolution = resolve_array(names, job.rules, sizes, shape, job.policy, manual)
     raise_all(resolution.problems)
     check_expressible(job.mesh, resolution.spec, traced=_compat.in_trace())
     return _Work(job.mesh, resolution)
 
 
-def _names(entry: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+def entry_names(entry: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """The names of one array from its entry; a constraint may leave dimensions open."""
     if entry is None or (entry is NO_ENTRY and not shape):
         return (None,) * len(shape)
     if entry is NO_ENTRY:
@@ -236,7 +237,7 @@ def _axes(entry: Any) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ()
 
 
-def _only(spec: PartitionSpec, axes: Sequence[str]) -> PartitionSpec:
+def only_axes(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
     """The spec without any other axes; open dimensions stay open."""
     return make_spec(tuple(
         entry if entry is UNCONSTRAINED else tuple(a for a in _axes(entry) if a in axes)
@@ -256,8 +257,8 @@ def lay_out(leaf: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
         return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
     if not auto:
         return jax.sharding.reshard(leaf, spec)
-    typed = _keep_open(_only(spec, explicit), jax.typeof(leaf).sharding.spec, explicit)
-    return _lay_out_mixed(leaf, mesh=mesh, typed=typed, rest=_only(spec, auto))
+    typed = _keep_open(only_axes(spec, explicit), jax.typeof(leaf).sharding.spec, explicit)
+    return _lay_out_mixed(leaf, mesh=mesh, typed=typed, rest=only_axes(spec, auto))
 
 
 @partial(jax.jit, static_argnames=("mesh", "typed", "rest"))

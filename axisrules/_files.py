@@ -53,7 +53,7 @@ def write(path: str | os.PathLike[str], data: dict[str, Any], error: type[AxisRu
         text = _yaml().safe_dump(data, sort_keys=False, allow_unicode=True)
     try:
         _replace(path, text)
-    except OSError as cause:
+    except (OSError, UnicodeEncodeError) as cause:
         raise error(f"cannot write {path}: {cause}", paths=[str(path)]) from cause
 
 

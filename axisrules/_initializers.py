@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from axisrules._constrain import check_expressible, lay_out, manual_axes
 from axisrules._errors import raise_all
@@ -99,25 +99,42 @@ def _born_sharded(
         check_expressible(mesh, spec, traced=True)
         inside: jax.Array = lay_out(initializer(key, shape, dtype), mesh, spec)
         return inside
-    sharding = NamedSharding(mesh, spec)
-    compiled = _compiled(initializer, shape, jnp.dtype(dtype), sharding)
-    if getattr(key, "committed", False) and key.sharding.device_set != sharding.device_set:
-        key = jax.device_put(key, NamedSharding(mesh, PartitionSpec()))
-    return compiled(key)
+    kept: list[Any] = []
+    does = behaviour(initializer, kept)
+    within = mesh if any(map(_has_explicit_axes, kept)) else _with_auto_axes(mesh)
+    compiled = _compiled(initializer, (does, shape, jnp.dtype(dtype), NamedSharding(within, spec)), kept)
+    if getattr(key, "committed", False) or _has_explicit_axes(key):
+        key = jax.device_put(key, NamedSharding(within, PartitionSpec()))
+    with jax.set_mesh(within):
+        made = compiled(key)
+    return made if within is mesh else jax.device_put(made, NamedSharding(mesh, spec))  # moves no byte
+
+
+def _has_explicit_axes(value: Any) -> bool:
+    mesh = getattr(getattr(value, "sharding", None), "mesh", None)
+    return mesh is not None and AxisType.Explicit in mesh.axis_types
+
+
+def _with_auto_axes(mesh: Mesh) -> Mesh:
+    """The mesh with Auto axes alone.
+
+    On Explicit axes every value of an initializer has a layout of its own, whole unless said
+    otherwise: each device would make the whole array, with other bits than on Auto axes.
+    """
+    if all(kind == AxisType.Auto for kind in mesh.axis_types):
+        return mesh
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 # With every compiled initializer stand the objects whose identity is part of its key.
 _COMPILED: dict[Any, tuple[Callable[[Any], jax.Array], list[Any]]] = {}
 
 
-def _compiled(
-    initializer: Initializer, shape: tuple[int, ...], dtype: Any, sharding: NamedSharding
-) -> Callable[[Any], jax.Array]:
+def _compiled(initializer: Initializer, key: Any, kept: list[Any]) -> Callable[[Any], jax.Array]:
     """The jitted initializer, one per behaviour, shape, dtype and sharding."""
-    kept: list[Any] = []
-    key = (behaviour(initializer, kept), shape, dtype, sharding)
     found = _COMPILED.get(key)
     if found is None:
+        _, shape, dtype, sharding = key
         found = jax.jit(lambda k: initializer(k, shape, dtype), out_shardings=sharding), kept
         remember(_COMPILED, key, found)
     return found[0]

@@ -155,7 +155,11 @@ class Rules:
         return "\n".join(lines) or "no rules"
 
 
+@lru_cache(maxsize=256)
 def _join(first: Rules, second: Rules) -> Rules:
+    """Both in order; the same two give the same object, which keeps what it has decided."""
+    if not first or not second:
+        return first or second
     return Rules(_Checked(first.pairs + second.pairs))
 
 

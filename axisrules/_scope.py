@@ -12,6 +12,7 @@ import inspect
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Generator
 from dis import opmap
 from typing import Any, TypeVar
@@ -41,7 +42,8 @@ def get_logical_axis_rules() -> Rules:
         ...     ar.get_logical_axis_rules()
         Rules([('embed', 'fsdp')])
     """
-    if _THREAD.unentered is not None:
+    waiting, THREAD.unentered = THREAD.unentered, None
+    if waiting is not None and waiting() is not None and _compat.in_trace():
         raise _bare_call()
     rules: Rules = ACTIVE.value
     return rules
@@ -88,14 +90,14 @@ def need_rules(rules: RulesLike | None) -> Rules:
 
 
 class _Thread(threading.local):
-    """Of one thread: the scopes that are entered, innermost last, and a call that waits for its ``with``."""
+    """Of one thread: the entered scopes, innermost last, and a traced call that waits for its ``with``."""
 
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
-        self.unentered: map_logical_axis_names | None = None
+        self.unentered: weakref.ref[map_logical_axis_names] | None = None
 
 
-_THREAD = _Thread()
+THREAD = _Thread()
 
 
 class _Frame:
@@ -137,23 +139,25 @@ class map_logical_axis_names:  # noqa: N801  reads as a function, and is used as
 
     def __init__(self, rules: RulesLike) -> None:
         self._rules = as_rules(rules)
-        self._before: Rules | None = get_logical_axis_rules()  # what the call found, until entered
-        self._thread = threading.get_ident()
-        self._mine = self._rules.prepend(()) if not self._before else self._before.prepend(self._rules)
+        before = get_logical_axis_rules()
+        self._before: Rules | None = before  # what the call found, until it is entered
+        self._thread, self._waits = threading.get_ident(), False
+        self._mine = before.prepend(self._rules)
         if not _compat.in_trace():
             _activate(self._mine)
         elif _result_is_dropped(sys._getframe(1)):
             raise _bare_call()
         else:
-            _THREAD.unentered = self  # takes effect when entered
+            THREAD.unentered = weakref.ref(self)  # takes effect when entered
+            self._waits = True
 
     def _take_call(self) -> Rules | None:
         """What the call found active, if its effect still waits for a ``with`` in this thread."""
         if self._before is None or self._thread != threading.get_ident():
             return None
         before, self._before = self._before, None
-        if _THREAD.unentered is self:
-            _THREAD.unentered = None
+        if self._waits:
+            THREAD.unentered, self._waits = None, False
             _activate(self._mine)
         return before
 
@@ -162,11 +166,11 @@ class map_logical_axis_names:  # noqa: N801  reads as a function, and is used as
         if before is None:
             before = get_logical_axis_rules()
             _activate(before.prepend(self._rules))
-        _THREAD.frames.append(_Frame(self, before))
+        THREAD.frames.append(_Frame(self, before))
         return get_logical_axis_rules()
 
     def __exit__(self, *exception: object) -> None:
-        frames = _THREAD.frames
+        frames = THREAD.frames
         mine = [frame for frame in frames if frame.owner is self and not frame.left]
         if not mine:
             raise ScopeError("these rules are left in a thread that has not entered them")

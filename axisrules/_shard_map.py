@@ -6,21 +6,19 @@ Owns the translation of names to the specs that ``jax.shard_map`` takes. Decides
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from axisrules._constrain import constrain
+from axisrules._constrain import constrain, entry_names, only_axes
 from axisrules._entries import find_entries
 from axisrules._errors import AxisRulesError, NamesError, raise_all
 from axisrules._meshes import MeshLike, axis_sizes, need_mesh
-from axisrules._names import fit_names, parse_names
-from axisrules._resolve import policies, resolve_array
-from axisrules._rules import RulesLike
+from axisrules._resolve import Policies, policies, resolve_array
+from axisrules._rules import Rules, RulesLike
 from axisrules._scope import need_rules
-from axisrules._specs import make_spec
 from axisrules._trees import NO_ENTRY, flatten
 
 
@@ -80,78 +78,77 @@ def shard_map(
     def call(*args: Any) -> Any:
         found, known = need_mesh(mesh), need_rules(rules)
         manual = frozenset(axis_names) or frozenset(found.axis_names)
-        names = _per_argument(in_names, len(args))
-        options = {"mesh": found, "rules": known, **chosen._asdict()}
-        laid = constrain(args, names, **options)
-
-        def specs(tree: Any, names: Any, shapes: bool) -> Any:
-            return _specs(tree, names, found, known, chosen, manual, shapes=shapes)
-
+        job = Job(found, known, chosen)
+        placed = _specs_of_arguments(args, in_names, job)
+        laid = constrain(args, placed, mesh=found, rules=known)
         over = functools.partial(
-            jax.shard_map, f, mesh=found, in_specs=specs(args, names, shapes=True), axis_names=manual
+            jax.shard_map, f, mesh=found, in_specs=_only(placed, manual), axis_names=manual
         )
         result = jax.eval_shape(over(out_specs=PartitionSpec(), check_vma=False), *laid)
-        return over(out_specs=specs(result, out_names, shapes=False), check_vma=check_vma)(*laid)
+        out_specs = _only(_specs(result, out_names, job._replace(local=True)), manual)
+        return over(out_specs=out_specs, check_vma=check_vma)(*laid)
 
     return call
 
 
-def _per_argument(names: Any, count: int) -> tuple[Any, ...]:
+class Job(NamedTuple):
+    """What names are resolved with; the shapes of a result are local and say nothing of what divides."""
+
+    mesh: Mesh | AbstractMesh
+    rules: Rules
+    policy: Policies
+    local: bool = False
+
+
+def _specs_of_arguments(args: tuple[Any, ...], names: Any, job: Job) -> tuple[Any, ...]:
     given = tuple(names) if isinstance(names, (tuple, list)) else (names,)
-    if len(given) != count:
+    if len(given) != len(args):
         raise NamesError(
-            f"in_names has {len(given)} entries for {count} arguments",
+            f"in_names has {len(given)} entries for {len(args)} arguments",
             fix='give one entry per argument, such as in_names=("batch embed", "embed mlp").',
         )
-    return given
+    specs, failures = [], []
+    for number, (arg, its) in enumerate(zip(args, given, strict=True)):
+        try:
+            specs.append(_specs(arg, its, job))
+        except AxisRulesError as error:
+            failures += [one.at(_below(number, one.paths)) for one in error.failures or [error]]
+    raise_all(failures)
+    return tuple(specs)
 
 
-def _specs(
-    tree: Any,
-    names: Any,
-    mesh: Mesh | AbstractMesh,
-    rules: Any,
-    policy: Any,
-    manual: frozenset[str],
-    *,
-    shapes: bool,
-) -> Any:
-    """The specs of a tree, reduced to the manual axes.
+def _below(argument: int, paths: Sequence[str]) -> list[str]:
+    return [f"{argument}/{path}".rstrip("/") for path in paths or [""]]
 
-    The shapes of a result are local, so only those of arguments say what divides.
-    """
+
+def _specs(tree: Any, names: Any, job: Job) -> Any:
+    """The spec of every array of a tree."""
     flat = flatten(tree)
     found = find_entries(tree, flat, names)
     failures: list[AxisRulesError] = list(found.problems)
     specs: list[PartitionSpec] = []
     for path, leaf, entry in zip(flat.paths, flat.leaves, found.entries, strict=True):
-        if not hasattr(leaf, "shape"):
-            specs.append(PartitionSpec())
-            continue
         try:
-            specs.append(_spec(leaf.shape, entry, mesh, rules, policy, manual, shapes))
+            specs.append(_spec(getattr(leaf, "shape", ()), entry, job))
         except AxisRulesError as error:
             failures += [one.at([path] if path else []) for one in error.failures or [error]]
     raise_all(failures)
     return flat.rebuild(specs)
 
 
-def _spec(
-    shape: tuple[int, ...],
-    entry: Any,
-    mesh: Mesh | AbstractMesh,
-    rules: Any,
-    policy: Any,
-    manual: frozenset[str],
-    shapes: bool,
-) -> PartitionSpec:
-    whole = entry is None or (entry is NO_ENTRY and not shape)
+def _spec(shape: tuple[int, ...], entry: Any, job: Job) -> PartitionSpec:
     if isinstance(entry, PartitionSpec):
-        entries = list(entry)
-    else:
-        names = (None,) * len(shape) if whole else fit_names(parse_names(entry), shape)
-        resolution = resolve_array(names, rules, axis_sizes(mesh), shape if shapes else None, policy)
-        raise_all(resolution.problems)
-        entries = list(resolution.spec)
-    axes = [(entry,) if isinstance(entry, str) else entry or () for entry in entries]
-    return make_spec(tuple(tuple(axis for axis in held if axis in manual) for held in axes))
+        return entry
+    whole = not shape and entry is NO_ENTRY
+    names = () if whole else entry_names(entry, shape)
+    known = None if job.local else shape
+    resolution = resolve_array(names, job.rules, axis_sizes(job.mesh), known, job.policy)
+    raise_all(resolution.problems)
+    return resolution.spec
+
+
+def _only(specs: Any, axes: frozenset[str]) -> Any:
+    """The specs of a tree without any other axes."""
+    return jax.tree.map(
+        lambda spec: only_axes(spec, axes), specs, is_leaf=lambda s: isinstance(s, PartitionSpec)
+    )

@@ -20,7 +20,7 @@ from axisrules._names import AxisNames, fit_names, parse_names
 from axisrules._resolution import Resolution
 from axisrules._resolve import mesh_axes, policies, remember, resolve_array
 from axisrules._rules import Rules, RulesLike, as_rules
-from axisrules._scope import ACTIVE
+from axisrules._scope import ACTIVE, THREAD, get_logical_axis_rules
 from axisrules._text import nearest
 
 
@@ -46,7 +46,9 @@ def logical_to_mesh_axes(names: AxisNames, rules: RulesLike | None = None) -> Pa
         >>> tuple(ar.logical_to_mesh_axes(("input", "output"), {"output": "model", "input": "model"}))
         (None, 'model')
     """
-    known: Any = ACTIVE.value if rules is None else rules
+    known: Any = rules
+    if rules is None:
+        known = ACTIVE.value if THREAD.unentered is None else get_logical_axis_rules()
     try:
         spec: PartitionSpec = known.specs[names]
     except (AttributeError, KeyError, TypeError):
@@ -118,7 +120,9 @@ def resolve(
           dimension 0 'embed' of size 8: whole: rule #1 embed -> model was skipped: dimension 1 holds model
           dimension 1 'mlp' of size 6: split over model=2 by rule #0 mlp -> model
     """
-    known: Any = ACTIVE.value if rules is None else rules
+    known: Any = rules
+    if rules is None:
+        known = ACTIVE.value if THREAD.unentered is None else get_logical_axis_rules()
     found = active_mesh() if mesh is None else mesh
     key = (names, shape, found, taken, indivisible, absent, unmapped)
     try:
