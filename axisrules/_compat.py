@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import warnings
 
-from jax.sharding import Mesh
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 # XLA's CPU client takes over a host buffer without copying it when the buffer is contiguous
 # and aligned to this many bytes, whatever `may_alias` says (seen on jax 0.7.2 to 0.12.0).
@@ -49,3 +50,15 @@ def legacy_mesh() -> Mesh | None:
         except (ImportError, AttributeError):
             return None
     return None if mesh.empty else mesh
+
+
+def constraint_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
+    """The mesh for a constraint inside ``shard_map``.
+
+    jax 0.7.2 cannot read a sharding whose mesh has Manual axes ("Unhandled OpSharding type") and
+    takes one in which they are Auto, which later versions refuse. Goes with jax 0.7.
+    """
+    if hasattr(jax.sharding, "get_mesh") or AxisType.Manual not in mesh.axis_types:
+        return mesh
+    types = tuple(AxisType.Auto if kind == AxisType.Manual else kind for kind in mesh.axis_types)
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)

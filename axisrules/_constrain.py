@@ -254,7 +254,7 @@ def lay_out(leaf: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
     if not auto and not explicit:
         return leaf  # every axis is Manual: nothing is left to say
     if not explicit:
-        return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+        return jax.lax.with_sharding_constraint(leaf, NamedSharding(_compat.constraint_mesh(mesh), spec))
     if not auto:
         return jax.sharding.reshard(leaf, spec)
     typed = _keep_open(only_axes(spec, explicit), jax.typeof(leaf).sharding.spec, explicit)
@@ -264,7 +264,8 @@ def lay_out(leaf: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
 @partial(jax.jit, static_argnames=("mesh", "typed", "rest"))
 def _lay_out_mixed(leaf: Any, *, mesh: AnyMesh, typed: PartitionSpec, rest: PartitionSpec) -> Any:
     """The two calls of a mixed mesh in one jit: one by one, the second would drop the first."""
-    return jax.lax.with_sharding_constraint(jax.sharding.reshard(leaf, typed), NamedSharding(mesh, rest))
+    sharding = NamedSharding(_compat.constraint_mesh(mesh), rest)
+    return jax.lax.with_sharding_constraint(jax.sharding.reshard(leaf, typed), sharding)
 
 
 def _lay_out_array(leaf: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:

@@ -246,7 +246,9 @@ class _Array:
         if decided is not None:
             reason, rule = decided
             partly = [skip for skip in skips if skip.rule == rule and skip.reason.startswith("partly")]
-            return Dim(name, size, axes, partly[0].reason if partly else reason, rule, None, skips)
+            if partly and reason == "split":
+                reason = partly[0].reason
+            return Dim(name, size, axes, reason, rule, None, skips)
         if skips:
             first = skips[0]
             return Dim(name, size, axes, first.reason, first.rule, first.holder, skips)

@@ -333,15 +333,8 @@ def test_equal_descriptions_and_numpy_scalars_are_not_tied():
 def test_a_spec_is_the_layout_itself_written_in_full(given):
     (placement,) = plan({"w": zeros(8, 16)}, {"w": given}).placements
     assert len(placement.spec) == 2
-    padded = P(*given, *[None] * (2 - len(given)))
-    assert NamedSharding(
-        AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2), padded
-    ).is_equivalent_to(
-        NamedSharding(
-            AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2), placement.spec
-        ),
-        2,
-    )
+    mesh = ar.make_mesh(MESH)
+    assert NamedSharding(mesh, given).is_equivalent_to(NamedSharding(mesh, placement.spec), 2)
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,17 @@ def test_partial_and_dropped_rules_are_explained():
     ]
 
 
+@pytest.mark.parametrize(
+    ("names", "rules", "shape"),
+    [("a b", [("a", "y"), ("b", ("x", "y"))], (8, 8)), ("b", [("b", ("x", "y"))], (6,))],
+)
+def test_a_partly_taken_rule_that_leaves_only_size_1_axes_splits_nothing(names, rules, shape):
+    partial = {"taken": "partial", "indivisible": "partial"}
+    resolution = ar.resolve(names, shape, mesh=TRIVIAL, rules=rules, **partial)
+    assert resolution.dims[-1].reason == "size_one_axis"
+    assert "whole: x=1 by rule" in str(resolution).splitlines()[-1]
+
+
 def test_the_answer_is_the_same_from_a_worker_thread():
     answers = []
     worker = threading.Thread(
