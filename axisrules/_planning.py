@@ -246,12 +246,15 @@ class _Work:
         return placement._replace(tied_to=first.path)
 
     def _resolution(self, entry: Any, shape: tuple[int, ...], dtype: Any) -> Resolution | AxisRulesError:
+        if isinstance(entry, list):
+            entry = tuple(entry)
+        key = (type(entry), entry, shape, dtype)  # the type: a spec may equal a tuple of names
         try:
-            return self.known[entry, shape, dtype]
+            return self.known[key]
         except KeyError:
-            found = self.known[entry, shape, dtype] = self._resolve(entry, shape, dtype)
+            found = self.known[key] = self._resolve(entry, shape, dtype)
             return found
-        except TypeError:  # a list of names has no hash
+        except TypeError:  # malformed names without a hash
             return self._resolve(entry, shape, dtype)
 
     def _resolve(self, entry: Any, shape: tuple[int, ...], dtype: Any) -> Resolution | AxisRulesError:

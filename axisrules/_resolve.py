@@ -115,6 +115,13 @@ class _Array:
             free = self._divisible(dim, rule, free)
         if free:
             self.claim(dim, free, "split", rule)
+        else:  # what was to be taken in part was not taken at all
+            self.skips[dim] = [
+                skip._replace(reason="axis_taken")
+                if skip.reason == "partly_taken" and skip.rule == rule
+                else skip
+                for skip in self.skips[dim]
+            ]
 
     def _splittable(self, dim: int, rule: int, axes: tuple[str, ...]) -> tuple[str, ...]:
         """The axes that the mesh has; none where they would split a dimension of size 1."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pathlib
 
 import hypothesis
 import jax
@@ -23,6 +24,9 @@ _PROMISED = [extra for extra in os.environ.get("AXISRULES_EXTRAS", "").split(","
 
 
 def pytest_configure():
+    tree = pathlib.Path(__file__).parents[1]
+    if "AXISRULES_INSTALLED" in os.environ and tree / "axisrules" in pathlib.Path(axisrules.__file__).parents:
+        raise pytest.UsageError("the installed package was to be tested, and the tree was imported")
     modules = [module for extra in _PROMISED for module in _MODULES[extra]]
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:

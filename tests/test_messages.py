@@ -358,6 +358,11 @@ def test_unknown_names_warn_once_per_plan_with_leaves_bytes_and_the_nearest_name
     assert warning.filename == __file__
 
 
+def test_names_in_lists_warn_as_those_in_tuples_do():
+    with pytest.warns(ar.UnmappedAxisWarning, match="'mlpp'"):
+        planned({"a": zeros(8, 8)}, {"a": ["embed", "mlpp"]})()
+
+
 def test_many_failures_are_listed_up_to_a_limit_and_kept_whole_as_data():
     tree = {f"w{i}": zeros(6, i + 1) for i in range(50)}
     with pytest.raises(ar.DivisibilityError) as caught:

@@ -337,6 +337,12 @@ def test_a_spec_is_the_layout_itself_written_in_full(given):
     assert NamedSharding(mesh, given).is_equivalent_to(NamedSharding(mesh, placement.spec), 2)
 
 
+def test_a_spec_and_a_tuple_of_names_that_read_alike_are_told_apart():
+    tree = {"names": zeros(8), "spec": zeros(8)}
+    found = ar.plan(tree, {"names": ("data",), "spec": P("data")}, mesh=MESH, rules={"data": "model"})
+    assert specs(found) == {"names": P("model"), "spec": P("data")}
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

@@ -321,6 +321,16 @@ def test_a_partly_taken_rule_that_leaves_only_size_1_axes_splits_nothing(names, 
     assert "whole: x=1 by rule" in str(resolution).splitlines()[-1]
 
 
+def test_a_tuple_of_which_neither_part_fits_is_not_said_to_be_taken_in_part():
+    rules = [("a", "x"), ("b", ("x", "y"))]
+    resolution = ar.resolve("a b", (2, 7), mesh="x=2,y=2", rules=rules, taken="partial", indivisible="next")
+    assert [skip.reason for skip in resolution.dims[1].skips] == ["axis_taken", "indivisible"]
+    assert str(resolution).splitlines()[2] == (
+        "  dimension 1 'b' of size 7: whole: rule #1 b -> (x, y) was skipped: dimension 0 holds x; "
+        "rule #1 b -> (x, y) was skipped: size 7 does not divide over y=2"
+    )
+
+
 def test_the_answer_is_the_same_from_a_worker_thread():
     answers = []
     worker = threading.Thread(
