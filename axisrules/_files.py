@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ def read(path: str | os.PathLike[str], error: type[AxisRulesError]) -> Any:
         error: The file is missing, has another suffix, or does not parse.
         MissingExtraError: The file is YAML and PyYAML is not installed.
     """
+    import tomllib  # here, since an import of the package should not pay for it
+
     path = Path(path)
     suffix = _suffix(path, error)
     try:

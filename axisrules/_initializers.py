@@ -18,8 +18,9 @@ from axisrules._constrain import check_expressible, lay_out, manual_axes
 from axisrules._errors import raise_all
 from axisrules._meshes import active_mesh, axis_sizes
 from axisrules._names import AxisNames, fit_names, parse_names
+from axisrules._policies import Policies
 from axisrules._resolution import Resolution
-from axisrules._resolve import Policies, remember, resolve_array
+from axisrules._resolve import remember, resolve_array
 from axisrules._scope import get_logical_axis_rules
 from axisrules._specs import check_spec
 

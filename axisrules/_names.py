@@ -6,6 +6,7 @@ nothing of rules or meshes.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -151,7 +152,9 @@ class NameTable:
         ('embed', 'mlp')
     """
 
-    __slots__ = ("_entries", "_matchers", "_memo", "_optional")
+    __slots__ = ("_entries", "_matchers", "_memo", "_numbers", "_optional")
+
+    _memo: dict[str, tuple[int, ...]]
 
     def __init__(
         self,
@@ -167,15 +170,13 @@ class NameTable:
             failures.append(NameTableError(f"optional pattern {pattern!r} is no pattern of the table"))
         raise_all(failures)
         self._matchers = tuple(_matcher(pattern) for pattern, _ in self._entries)
-        # Where no pattern spells a digit, paths that differ in their numbers alone match alike.
-        digits = any(not isinstance(p, str) or re.search(r"\d", p) for p, _ in self._entries)
-        self._memo: dict[str, tuple[int, ...]] | None = None if digits else {}
+        self._numbers, self._memo = _spelled_numbers(self._entries), {}
 
     def matches(self, path: str) -> tuple[int, ...]:
         """The positions of all patterns that match the path, in order."""
-        if self._memo is None:
+        if self._numbers is None:
             return self._match(path)
-        key = re.sub(r"\d+", "0", path)
+        key = re.sub("[0-9]+", self._numbers, path)
         found = self._memo.get(key)
         if found is None:
             found = self._memo[key] = self._match(key)
@@ -274,6 +275,19 @@ def _entry(number: int, pair: Any, failures: list[NameTableError]) -> tuple[Any,
             NameTableError(f"entry #{number} ({_text(pattern)}): {error.headline}", fix=error.fix)
         )
         return pattern, None
+
+
+def _spelled_numbers(entries: Iterable[tuple[Any, Any]]) -> Callable[[re.Match[str]], str] | None:
+    """What maps paths that match alike to one: a number that no pattern spells is as good as another.
+
+    ``None`` where patterns can look inside of numbers, so that every path has to be matched itself.
+    """
+    patterns = [pattern for pattern, _ in entries]
+    if any(not isinstance(p, str) or re.search(r"[0-9]\*|\*[0-9]", p) for p in patterns):
+        return None
+    spelled = {number for pattern in patterns for number in re.findall("[0-9]+", pattern)}
+    other = next(str(n) for n in itertools.count() if str(n) not in spelled)
+    return lambda match: match[0] if match[0] in spelled else other
 
 
 def _text(pattern: Any) -> str:

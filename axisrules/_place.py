@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, TypedDict, Unpack
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from axisrules import _compat
-from axisrules._errors import LeafError, NoMeshError, raise_all
+from axisrules._errors import AxisRulesError, LeafError, NoMeshError, raise_all
 from axisrules._meshes import MeshLike
 from axisrules._plan import SLOT, Placement, Plan
 from axisrules._planning import make_options, make_plan
@@ -79,72 +79,96 @@ def shard_tree(tree: Any, names: Any = None, *, donate: bool = False, **options:
     return plan.structure.fill(iter(_place(plan, arrays, donate)))
 
 
+@cache
+def _kind(cls: Any) -> str:
+    """What a leaf is to this file, by its class."""
+    if issubclass(cls, jax.ShapeDtypeStruct):
+        return "abstract"
+    if issubclass(cls, jax.core.Tracer):
+        return "traced"
+    return "device" if issubclass(cls, jax.Array) else "host"
+
+
 def _check_sources(plan: Plan, arrays: Sequence[Any]) -> None:
     """Refuses what cannot be placed although it can be planned."""
-    failures: list[LeafError] = []
-    for placement, leaf in zip(plan.placements, arrays, strict=True):
-        if isinstance(leaf, jax.core.Tracer):
-            failures.append(
-                LeafError(
-                    "an array that is being traced cannot be placed",
-                    paths=[placement.path],
-                    fix="inside jit use axisrules.constrain.",
-                )
-            )
-        elif isinstance(leaf, jax.Array) and leaf.is_deleted():
-            failures.append(
-                LeafError(
-                    "the array was deleted or donated before",
-                    paths=[placement.path],
-                    fix="pass the array that took its place.",
-                )
-            )
-    raise_all(failures)
-    concrete = [leaf for leaf in arrays if not isinstance(leaf, jax.ShapeDtypeStruct)]
-    if concrete and isinstance(plan.mesh, AbstractMesh):
+    kinds = {_kind(cls) for cls in set(map(type, arrays))}
+    if kinds & {"traced", "device"}:
+        raise_all(
+            problem.at([placement.path])
+            for placement, leaf in zip(plan.placements, arrays, strict=True)
+            if (problem := _unplaceable(leaf)) is not None
+        )
+    if kinds - {"abstract"} and isinstance(plan.mesh, AbstractMesh):
         raise NoMeshError(
             "the mesh has no devices to place arrays on",
             fix='pass mesh=axisrules.make_mesh("data=4,model=2"); sizes alone suffice for axisrules.plan.',
         )
 
 
+def _unplaceable(leaf: Any) -> AxisRulesError | None:
+    kind = _kind(type(leaf))
+    if kind == "traced":
+        return LeafError(
+            "an array that is being traced cannot be placed", fix="inside jit use axisrules.constrain."
+        )
+    if kind == "device" and leaf.is_deleted():
+        return LeafError("the array was deleted or donated before", fix="pass the array that took its place.")
+    return None
+
+
+class _Move(NamedTuple):
+    """One array that has to be placed: where its result goes, what it is, and where it lies then."""
+
+    position: int
+    leaf: Any
+    placement: Placement
+    sharding: NamedSharding
+
+
 def _place(plan: Plan, arrays: Sequence[Any], donate: bool) -> list[Any]:
     """The arrays where the plan puts them, each distinct one once."""
-    placed: dict[str, Any] = {}
-    host: list[tuple[Placement, Any, NamedSharding]] = []
-    device: list[tuple[Placement, Any, NamedSharding]] = []
-    for placement, leaf, sharding in zip(plan.placements, arrays, plan.flat_shardings, strict=True):
+    placed: list[Any] = [None] * len(arrays)
+    moves: dict[str, list[_Move]] = {"host": [], "device": []}
+    tied: list[tuple[int, str]] = []
+    for position, (placement, leaf, to) in enumerate(
+        zip(plan.placements, arrays, plan.flat_shardings, strict=True)
+    ):
+        kind = _kind(type(leaf))
         if placement.tied_to is not None:
-            continue
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            placed[placement.path] = jax.ShapeDtypeStruct(
-                placement.shape, placement.dtype, sharding=sharding, weak_type=leaf.weak_type
+            tied.append((position, placement.tied_to))
+        elif kind == "abstract":
+            placed[position] = jax.ShapeDtypeStruct(
+                placement.shape, placement.dtype, sharding=to, weak_type=leaf.weak_type
             )
-        elif not isinstance(leaf, jax.Array):
-            host.append((placement, leaf, sharding))
-        elif leaf.sharding == sharding and leaf.dtype == placement.dtype:
-            placed[placement.path] = leaf
+        elif kind == "device" and leaf.sharding == to and leaf.dtype == placement.dtype:
+            placed[position] = leaf
         else:
-            device.append((placement, leaf, sharding))
-    placed.update(_place_host(host))
-    placed.update(_place_device(device, donate))
-    return [placed[placement.tied_to or placement.path] for placement in plan.placements]
+            moves[kind].append(_Move(position, leaf, placement, to))
+    for move, array in zip(moves["host"], _place_host(moves["host"]), strict=True):
+        placed[move.position] = array
+    for move, array in zip(moves["device"], _place_device(moves["device"], donate), strict=True):
+        placed[move.position] = array
+    if tied:
+        position_of = {placement.path: n for n, placement in enumerate(plan.placements)}
+    for position, first in tied:
+        placed[position] = placed[position_of[first]]
+    return placed
 
 
-def _place_host(work: Sequence[tuple[Placement, Any, NamedSharding]]) -> dict[str, Any]:
-    if not work:
-        return {}
-    sources = [_independent(np.asarray(leaf), placement, to) for placement, leaf, to in work]
-    shardings = [sharding for _, _, sharding in work]
+def _place_host(moves: Sequence[_Move]) -> list[Any]:
+    if not moves:
+        return []
+    sources = [_independent(np.asarray(move.leaf), move.placement, move.sharding) for move in moves]
+    shardings = [move.sharding for move in moves]
     if shardings[0].is_fully_addressable:
-        made = jax.device_put(sources, shardings)
+        made: list[Any] = jax.device_put(sources, shardings)
     else:  # each process builds its own shards; device_put would compare the values across them
         made = [
             jax.make_array_from_callback(source.shape, sharding, source.__getitem__)
             for source, sharding in zip(sources, shardings, strict=True)
         ]
     jax.block_until_ready(made)  # the source may change as soon as the call returns
-    return {placement.path: array for (placement, _, _), array in zip(work, made, strict=True)}
+    return made
 
 
 _ALWAYS_COPIED = 4096  # bytes up to which a copy costs less than looking whether it is needed
@@ -181,19 +205,20 @@ def _alignment_step(
     return step
 
 
-def _place_device(work: Sequence[tuple[Placement, Any, NamedSharding]], donate: bool) -> dict[str, Any]:
-    if not work:
-        return {}
+def _place_device(moves: Sequence[_Move], donate: bool) -> list[Any]:
+    if not moves:
+        return []
     sources = [
-        leaf if leaf.dtype == placement.dtype else leaf.astype(placement.dtype) for placement, leaf, _ in work
+        move.leaf if move.leaf.dtype == move.placement.dtype else move.leaf.astype(move.placement.dtype)
+        for move in moves
     ]
-    made = jax.device_put(sources, [sharding for _, _, sharding in work])
+    made: list[Any] = jax.device_put(sources, [move.sharding for move in moves])
     if donate:
         jax.block_until_ready(made)
-        for (_, leaf, _), array in zip(work, made, strict=True):
-            if not _shares_memory(leaf, array):
-                leaf.delete()
-    return {placement.path: array for (placement, _, _), array in zip(work, made, strict=True)}
+        for move, array in zip(moves, made, strict=True):
+            if not _shares_memory(move.leaf, array):
+                move.leaf.delete()
+    return made
 
 
 def _shares_memory(one: jax.Array, other: jax.Array) -> bool:

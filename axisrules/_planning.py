@@ -27,8 +27,9 @@ from axisrules._errors import (
 from axisrules._meshes import MeshLike, axis_sizes, need_mesh
 from axisrules._names import fit_names, parse_names
 from axisrules._plan import SLOT, Placement, Plan, ReportRow, Structure
+from axisrules._policies import Policies, policies
 from axisrules._resolution import Resolution, Sizes
-from axisrules._resolve import Policies, policies, resolve_array
+from axisrules._resolve import resolve_array
 from axisrules._rules import Rules, RulesLike
 from axisrules._scope import need_rules
 from axisrules._single import warn_unmapped

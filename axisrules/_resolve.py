@@ -9,57 +9,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from axisrules import _refusals
-from axisrules._errors import AxisRulesError, PolicyError
+from axisrules._errors import AxisRulesError
 from axisrules._names import UNCONSTRAINED, Names
+from axisrules._policies import DEFAULT, Policies
 from axisrules._resolution import Dim, Resolution, Sizes, Skip, rule_text
 from axisrules._rules import Rules
 from axisrules._specs import make_spec
-from axisrules._text import did_you_mean
 
 _CACHE_LIMIT = 65536  # entries of one cache before it starts anew
-
-
-class Policies(NamedTuple):
-    """What to do where a rule does not fit (the words are those of ``resolve``)."""
-
-    taken: str = "next"
-    indivisible: str = "error"
-    absent: str = "error"
-    unmapped: str = "warn"
-
-
-_DEFAULT = Policies()
 _NONE: frozenset[str] = frozenset()
-_ALLOWED = {
-    "taken": ("next", "partial", "error"),
-    "indivisible": ("error", "next", "partial"),
-    "absent": ("error", "drop"),
-    "unmapped": ("warn", "error", "replicate"),
-}
-
-
-@lru_cache(maxsize=256)
-def policies(taken: str, indivisible: str, absent: str, unmapped: str) -> Policies:
-    """Checked policies.
-
-    Raises:
-        PolicyError: A policy has a value that it cannot have.
-    """
-    chosen = Policies(taken, indivisible, absent, unmapped)
-    for key, value in chosen._asdict().items():
-        if value not in _ALLOWED[key]:
-            words = " or ".join(repr(word) for word in _ALLOWED[key])
-            raise PolicyError(
-                f"{key}={value!r} is no policy{did_you_mean(str(value), _ALLOWED[key])}",
-                fix=f"pass {key}={words}.",
-            )
-    return chosen
 
 
 class _Array:
@@ -284,7 +247,7 @@ def resolve_array(
     rules: Rules,
     sizes: Sizes | None = None,
     shape: tuple[int, ...] | None = None,
-    policy: Policies = _DEFAULT,
+    policy: Policies = DEFAULT,
     manual: frozenset[str] = _NONE,
     fill: tuple[str, ...] = (),
 ) -> Resolution:
@@ -350,6 +313,6 @@ def mesh_axes(names: Names, rules: Rules) -> PartitionSpec:
     repeated = _refusals.repeated_name(names)
     if repeated is not None:
         raise repeated
-    array = _Array(names, rules, None, None, _DEFAULT, _NONE)
+    array = _Array(names, rules, None, None, DEFAULT, _NONE)
     _try_all(array)
     return array.spec()

@@ -186,20 +186,42 @@ def _check(rules: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
         )
     checked, failures = [], []
     for index, rule in enumerate(rules):
-        problem = _problem(index, rule)
-        if problem is None:
-            checked.append((rule[0], _as_tuple(rule[1])))
+        good = _good(rule)
+        if good is None:
+            failures.append(_problem(index, rule))
         else:
-            failures.append(problem)
+            checked.append(good)
     raise_all(failures)
     return tuple(checked)
 
 
-def _as_tuple(axes: Any) -> tuple[str, ...]:
-    return (axes,) if isinstance(axes, str) else tuple(axes or ())
+def _good(rule: Any) -> tuple[str, tuple[str, ...]] | None:
+    """A rule with its axes in a tuple, or ``None`` where it is malformed."""
+    if not isinstance(rule, (tuple, list)) or len(rule) != 2:
+        return None
+    name, axes = rule
+    if not isinstance(name, str) or not name:
+        return None
+    if isinstance(axes, str):
+        return (name, (axes,)) if axes else None
+    if axes is None:
+        return name, ()
+    if not isinstance(axes, (tuple, list)):
+        return None
+    given = tuple(axes)
+    try:
+        return (name, given) if _are_axes(given) else None
+    except TypeError:  # something without a hash is no axis
+        return None
 
 
-def _problem(index: int, rule: Any) -> RulesError | None:
+@lru_cache(maxsize=4096)
+def _are_axes(axes: tuple[Any, ...]) -> bool:
+    return all(isinstance(axis, str) and axis for axis in axes) and len(set(axes)) == len(axes)
+
+
+def _problem(index: int, rule: Any) -> RulesError:
+    """What is wrong with a malformed rule."""
     if not isinstance(rule, (tuple, list)) or len(rule) != 2:
         return RulesError(
             f"rule #{index} is {rule!r}, not a pair of a name and mesh axes",
@@ -213,8 +235,6 @@ def _problem(index: int, rule: Any) -> RulesError | None:
             rule=index,
             fix="a dimension without a name needs no rule; drop this one.",
         )
-    if axes is None or (isinstance(axes, str) and axes):
-        return None
     if not isinstance(axes, (tuple, list)):
         return RulesError(
             f"rule #{index} maps {name!r} to {axes!r}, which is not a mesh axis",
@@ -228,13 +248,11 @@ def _problem(index: int, rule: Any) -> RulesError | None:
                 rule=index,
                 fix="every entry of the tuple is a non-empty text.",
             )
-    if len(set(axes)) < len(axes):
-        return RulesError(
-            f"rule #{index} maps {name!r} to {axes!r}, which has an axis twice",
-            rule=index,
-            fix=f"write {tuple(dict.fromkeys(axes))!r}.",
-        )
-    return None
+    return RulesError(
+        f"rule #{index} maps {name!r} to {axes!r}, which has an axis twice",
+        rule=index,
+        fix=f"write {tuple(dict.fromkeys(axes))!r}.",
+    )
 
 
 @lru_cache(maxsize=256)

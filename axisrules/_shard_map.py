@@ -16,7 +16,8 @@ from axisrules._constrain import constrain, entry_names, only_axes
 from axisrules._entries import find_entries
 from axisrules._errors import AxisRulesError, NamesError, raise_all
 from axisrules._meshes import MeshLike, axis_sizes, need_mesh
-from axisrules._resolve import Policies, policies, resolve_array
+from axisrules._policies import Policies, policies
+from axisrules._resolve import resolve_array
 from axisrules._rules import Rules, RulesLike
 from axisrules._scope import need_rules
 from axisrules._trees import NO_ENTRY, flatten

@@ -17,8 +17,9 @@ from jax.sharding import PartitionSpec
 from axisrules._errors import UnmappedAxisWarning, raise_all
 from axisrules._meshes import MeshLike, active_mesh, as_mesh, axis_sizes
 from axisrules._names import AxisNames, fit_names, parse_names
+from axisrules._policies import policies
 from axisrules._resolution import Resolution
-from axisrules._resolve import mesh_axes, policies, remember, resolve_array
+from axisrules._resolve import mesh_axes, remember, resolve_array
 from axisrules._rules import Rules, RulesLike, as_rules
 from axisrules._scope import ACTIVE, THREAD, get_logical_axis_rules
 from axisrules._text import nearest

@@ -39,7 +39,8 @@ class Flat:
         keys: The path of every leaf as segments.
         leaves: Arrays and whatever else stands at a leaf.
         names: The names that the tree itself carries per leaf; ``NO_ENTRY`` where it carries none.
-        rebuild: Makes a tree like the source from as many new leaves; the source is not changed.
+        rebuild: Makes a tree like the source from as many new leaves; the source is not changed. It
+            must not hold the leaves: a plan keeps it.
         treedef: The structure as JAX knows it, of trees without any object of a framework.
     """
 
@@ -118,7 +119,7 @@ class _RawPytrees:
         leaves = [leaf for _, leaf in found]
         if not any(map(_is_foreign, leaves)):
             return Flat(keys, leaves, [NO_ENTRY] * len(leaves), treedef.unflatten, treedef)
-        return _nest(keys, leaves, treedef.unflatten)
+        return join(keys, [_flatten_leaf(leaf) for leaf in leaves], treedef.unflatten)
 
 
 _PLAIN_LEAVES = {np.ndarray, jax.ShapeDtypeStruct, str, int, float, bool}
@@ -155,13 +156,22 @@ def _flatten_plain(node: Any, key: tuple[str, ...], keys: list[tuple[str, ...]],
     return node is None
 
 
-def _nest(keys: list[tuple[str, ...]], leaves: list[Any], unflatten: Callable[[Iterable[Any]], Any]) -> Flat:
-    """A raw tree in which some leaves are objects of frameworks."""
-    parts = [_flatten_leaf(leaf) for leaf in leaves]
+def join(
+    keys: Sequence[tuple[str, ...]], parts: Sequence[Flat], unflatten: Callable[[list[Any]], Any]
+) -> Flat:
+    """A node from its children, each taken apart on its own.
+
+    Args:
+        keys: The path of every child below the node.
+        parts: The children.
+        unflatten: Makes the node from as many new children.
+    """
+    # What rebuilds must hold no array: a plan keeps it.
+    builders = [(len(part.leaves), part.rebuild) for part in parts]
 
     def rebuild(new: Sequence[Any]) -> Any:
         rest = iter(new)
-        return unflatten([part.rebuild([next(rest) for _ in part.leaves]) for part in parts])
+        return unflatten([build([next(rest) for _ in range(size)]) for size, build in builders])
 
     return Flat(
         [key + below for key, part in zip(keys, parts, strict=True) for below in part.keys],

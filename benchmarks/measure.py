@@ -40,6 +40,7 @@ def interleaved(
     found: dict[Callable[[], Any], float] = {}
 
     def run(function: Callable[[], Any]) -> None:
+        gc.collect()
         start = perf_counter()
         for _ in repeat(None, number):
             function()
@@ -49,8 +50,12 @@ def interleaved(
     def peer() -> None:
         run(theirs)
 
+    # The collector stays on, as it is for users. It starts every run alike, and leaves alone what was
+    # there before, so that its pauses do not always meet the same one of the two.
     gc.collect()
+    gc.freeze()
     benchmark.pedantic(run, args=(ours,), setup=peer, rounds=rounds, warmup_rounds=warmup)
+    gc.unfreeze()
     benchmark.extra_info.update(calls=number, ours=found[ours], theirs=found[theirs])
     return found[ours], found[theirs]
 

@@ -35,7 +35,7 @@ def test_import(benchmark, table, tmp_path):
     found = []
     benchmark.pedantic(
         lambda: found.append([float(word) for word in _run(_TIMED, **env).split()]),
-        rounds=8,
+        rounds=7,
         warmup_rounds=1,
     )
     jax_alone, more = (min(times) for times in zip(*found, strict=True))

@@ -19,23 +19,17 @@ class Named:
 """
 
 ADAPTER = """
-from axisrules._trees import NO_ENTRY, Flat, flatten
+from axisrules._trees import NO_ENTRY, Flat, flatten, join
 import toyframe
 
 class Adapter:
     def flatten(self, node):
         if isinstance(node, toyframe.Named):
-            return Flat([()], [node.value], [node.names], lambda new: toyframe.Named(new[0], node.names))
+            names = node.names
+            return Flat([()], [node.value], [names], lambda new: toyframe.Named(new[0], names))
         parts = {name: flatten(value) for name, value in node.fields.items()}
-        def rebuild(new):
-            rest = iter(new)
-            return type(node)(**{n: p.rebuild([next(rest) for _ in p.leaves]) for n, p in parts.items()})
-        return Flat(
-            [(name, *key) for name, part in parts.items() for key in part.keys],
-            [leaf for part in parts.values() for leaf in part.leaves],
-            [names for part in parts.values() for names in part.names],
-            rebuild,
-        )
+        kind, names = type(node), list(parts)
+        return join([(n,) for n in names], list(parts.values()), lambda new: kind(**dict(zip(names, new))))
 
 adapter = Adapter()
 """
@@ -87,6 +81,13 @@ except ar.PlanError as error:
     assert [one.paths for one in error.failures] == [("net/bellow",), ("net/below/0/b",)], error
 laid = ar.constrain(model(), names, mesh=mesh, rules=rules)
 assert laid["net"].fields["up"].value.sharding.spec == P("model", "data")
+
+import gc, weakref
+source = model()
+gone, made = weakref.ref(source["net"].fields["up"].value), ar.plan(source, names, mesh=mesh, rules=rules)
+del source
+gc.collect()
+assert gone() is None, "a plan holds an array"
 print("ok")
 """
 

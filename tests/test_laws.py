@@ -14,7 +14,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from strategies import AXES, NAMES, arrays, meshes, policies, rules, trees
 
 import axisrules as ar
-from axisrules._resolve import Policies, resolve_array
+from axisrules._policies import Policies
+from axisrules._resolve import resolve_array
 
 
 def solve(array, rules, mesh, policy):

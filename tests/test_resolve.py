@@ -11,7 +11,8 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import axisrules as ar
-from axisrules._resolve import Policies, resolve_array
+from axisrules._policies import Policies
+from axisrules._resolve import resolve_array
 
 CASES = json.loads((Path(__file__).parent / "data/resolve.json").read_text())
 
