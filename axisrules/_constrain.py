@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from axisrules import _compat, _leaves
@@ -100,7 +101,7 @@ def constrain(
     if job.policy.unmapped == "warn":
         _warn_once(job.rules, [work.resolution for work in works if work is not None])
     return flat.rebuild([
-        leaf if work is None else lay_out(leaf, work.mesh, work.resolution.spec)
+        leaf if work is None else work.lay_out(leaf)
         for leaf, work in zip(flat.leaves, works, strict=True)
     ])  # fmt: skip
 
@@ -114,6 +115,12 @@ class _Job(NamedTuple):
 class _Work(NamedTuple):
     mesh: AnyMesh
     resolution: Resolution
+    dtype: Any
+
+    def lay_out(self, leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):  # a copy, which JAX may take over, in a dtype that it holds
+            leaf = np.array(leaf, dtype=self.dtype)
+        return lay_out(leaf, self.mesh, self.resolution.spec)
 
 
 def _mesh_here(mesh: AnyMesh) -> AnyMesh:
@@ -144,13 +151,14 @@ def _work(job: _Job, leaf: Any, entry: Any) -> _Work | None:
     shape, manual = described.shape, frozenset(manual_axes(job.mesh))
     sizes = axis_sizes(job.mesh)
     if isinstance(entry, PartitionSpec):
-        resolution = check_spec(entry, job.rules, sizes, shape, unconstrained=True)
+        kept = entry if not manual else _without(entry, manual)
+        resolution = check_spec(kept, job.rules, sizes, shape, unconstrained=True)
     else:
         names = entry_names(entry, shape)
         resolution = resolve_array(names, job.rules, sizes, shape, job.policy, manual)
     raise_all(resolution.problems)
     check_expressible(job.mesh, resolution.spec, traced=_compat.in_trace())
-    return _Work(job.mesh, resolution)
+    return _Work(job.mesh, resolution, described.dtype)
 
 
 def entry_names(entry: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -244,6 +252,12 @@ def only_axes(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
         entry if entry is UNCONSTRAINED else tuple(a for a in _axes(entry) if a in axes)
         for entry in spec
     ))  # fmt: skip
+
+
+def _without(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
+    """The spec without some axes; open dimensions stay open."""
+    used = [axis for entry in spec for axis in _axes(entry) if axis not in axes]
+    return only_axes(spec, used)
 
 
 def lay_out(leaf: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:

@@ -6,7 +6,7 @@ nothing of rules or meshes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,8 @@ def find_entries(tree: Any, flat: Flat, names: Any) -> Entries:
     if isinstance(names, NameTable):
         return _from_table(flat.paths, names)
     if callable(names) and children(names) is None:
-        return Entries([names(path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)])
+        pairs = zip(flat.paths, flat.leaves, strict=True)
+        return Entries([names(path, leaf) if hasattr(leaf, "shape") else NO_ENTRY for path, leaf in pairs])
     return _from_tree(tree, flat, names)
 
 
@@ -85,7 +86,7 @@ def _from_tree(tree: Any, flat: Flat, names: Any) -> Entries:
             )
         )
     if extra:
-        close = nearest(extra[0], flat.paths)
+        close = nearest(extra[0], [path for path in flat.paths if path not in extra])
         found.problems.append(
             ExtraNamesError(
                 f"names are given for {len(extra)} "
@@ -107,7 +108,7 @@ def _walk(
     entries: list[Any],
     extra: list[str],
     shallow: list[str],
-    empty: frozenset[tuple[str, ...]],
+    empty: Mapping[tuple[str, ...], Any],
 ) -> None:
     if not isinstance(node, dict):
         entries[node] = names
@@ -121,7 +122,8 @@ def _walk(
         if segment in below:
             _walk(child, below.pop(segment), (*key, segment), entries, extra, shallow, empty)
     for segment, rest in below.items():
-        if (*key, segment) not in empty:
+        place = empty.get((*key, segment), NO_ENTRY)
+        if place is NO_ENTRY or (place is not None and children(rest) != []):
             extra.extend("/".join((*key, segment, *more)) for more in _leaf_keys(rest))
 
 
@@ -140,14 +142,18 @@ def _reads_as_names(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and all(v is None or isinstance(v, str) for v in value)
 
 
-def _empty_places(tree: Any) -> frozenset[tuple[str, ...]]:
-    """Where the tree has ``None``: names there are for an array that this tree does without."""
-    return frozenset(_empty_keys(tree, ()))
+def _empty_places(tree: Any) -> dict[tuple[str, ...], Any]:
+    """Where the tree has ``None`` or an empty container.
+
+    Names in place of ``None`` are for an array that this tree does without; in place of an empty
+    container there may be another one.
+    """
+    return dict(_empty_nodes(tree, ()))
 
 
-def _empty_keys(node: Any, key: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
-    if node is None:
-        yield key
-        return
-    for segment, child in children(node) or ():
-        yield from _empty_keys(child, (*key, segment))
+def _empty_nodes(node: Any, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    below = None if node is None else children(node)
+    if node is None or below == []:
+        yield key, node
+    for segment, child in below or ():
+        yield from _empty_nodes(child, (*key, segment))

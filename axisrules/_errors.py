@@ -312,9 +312,7 @@ def gather(failures: Iterable[AxisRulesError]) -> AxisRulesError | None:
 
 
 def _merge(group: Sequence[AxisRulesError]) -> AxisRulesError:
-    first = group[0]
-    if len(group) == 1:
-        return first
+    first = group[0]  # never raised itself: a resolution may keep it, and a traceback keeps arrays
     paths = tuple(dict.fromkeys(path for one in group for path in one.paths))
     return first.at(paths)
 

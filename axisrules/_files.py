@@ -51,9 +51,10 @@ def write(path: str | os.PathLike[str], data: dict[str, Any], error: type[AxisRu
     elif suffix == ".json":
         text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     else:
-        text = _yaml().safe_dump(data, sort_keys=False, allow_unicode=True)
+        text = _yaml().safe_dump(data, sort_keys=False)
+    _check_round_trip(path, suffix, text, data, error)
     try:
-        _replace(path, text)
+        _replace(Path(os.path.realpath(path)), text)
     except (OSError, UnicodeEncodeError) as cause:
         raise error(f"cannot write {path}: {cause}", paths=[str(path)]) from cause
 
@@ -92,10 +93,38 @@ def _replace(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
+        os.chmod(temporary, _mode(path))
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _mode(path: Path) -> int:
+    """The mode of the file, or what a new one gets."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _check_round_trip(
+    path: Path, suffix: str, text: str, data: dict[str, Any], error: type[AxisRulesError]
+) -> None:
+    """Refuses to write what would read back as something else, such as the rest of a larger file."""
+    import tomllib
+
+    try:
+        same = suffix != ".toml" or tomllib.loads(text) == data
+    except tomllib.TOMLDecodeError:
+        same = False
+    if not same:
+        raise error(
+            f"cannot write {path} without losing other things that it holds",
+            paths=[str(path)],
+            fix="write to a file of its own.",
+        )
 
 
 def _toml(data: dict[str, Any]) -> str:
@@ -131,6 +160,8 @@ def pick_rules(data: Any, wanted: str | None, where: str) -> Any:
         return next(iter(sets.values()))["rules"]
     if wanted in sets:
         return sets[wanted]["rules"]
+    if not sets and isinstance(data, dict) and not {"rules", "logical_axis_rules"}.isdisjoint(data):
+        raise RulesError(f"{where} holds rules without a name", paths=[where], fix="leave out set=.")
     if not sets:
         raise RulesError(f"{where} holds no set of rules", paths=[where], fix=_RULES_FORM)
     problem = (
@@ -138,10 +169,28 @@ def pick_rules(data: Any, wanted: str | None, where: str) -> Any:
         if wanted is None
         else f"{where} has no set {wanted!r}{did_you_mean(wanted, sets)}"
     )
-    raise RulesError(problem, paths=[where], fix=f"pass set= with one of: {', '.join(sets)}.")
+    raise RulesError(problem, paths=[where], fix=f"pass set= with one of: {', '.join(map(str, sets))}.")
 
 
 _RULES_FORM = 'write rules = [["embed", "fsdp"]], and for several sets a table [name] above each.'
+
+
+def kept_beside(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a file holds, to be kept when a set of rules is added.
+
+    Raises:
+        RulesError: It is no table, so that a set has no place in it.
+    """
+    if not os.path.exists(path):
+        return {}
+    data = read(path, RulesError)
+    if not isinstance(data, dict):
+        raise RulesError(
+            f"{os.fspath(path)} holds no table that a named set could be added to",
+            paths=[os.fspath(path)],
+            fix="write to another file, or leave out set= to replace this one.",
+        )
+    return data
 
 
 def rule_sets(data: Any) -> dict[str, Any]:

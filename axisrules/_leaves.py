@@ -38,7 +38,8 @@ class Describer:
             pass
         found = describe(leaf, self._dtype)
         on_device = isinstance(leaf, jax.Array)
-        if found is not None and (on_device or (type(leaf) in _EXACT and leaf.dtype not in _WIDE)):
+        plain = type(leaf) in _EXACT and getattr(leaf.dtype, "isnative", True)
+        if found is not None and (on_device or (plain and leaf.dtype not in _WIDE)):
             self._held[type(leaf), leaf.dtype] = found.dtype
         return found
 
@@ -71,7 +72,7 @@ def describe(leaf: Any, dtype: Any = None) -> Described | None:
         held = np.dtype(object)  # its mask would be lost
     elif isinstance(leaf, _ARRAYS):
         held = leaf.dtype
-    elif isinstance(leaf, _NOT_ARRAYS) or not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+    elif isinstance(leaf, _NOT_ARRAYS) or not _looks_like_an_array(leaf):
         return None
     else:
         held = leaf.dtype
@@ -85,6 +86,24 @@ def describe(leaf: Any, dtype: Any = None) -> Described | None:
     if not on_device and held in _WIDE and not _x64_is_on():
         held = _narrow(leaf, held)
     return Described(tuple(leaf.shape), held)
+
+
+def is_opaque(leaf: Any) -> bool:
+    """Whether a leaf is an object of which nobody knows whether it holds arrays."""
+    return not (isinstance(leaf, _NOT_ARRAYS) or callable(leaf))
+
+
+def opaque(leaf: Any) -> LeafError:
+    """The error of names for an object that JAX takes for a leaf."""
+    return LeafError(
+        f"names are given for a {type(leaf).__qualname__}, which JAX does not know how to take apart",
+        fix="register its class as a pytree, for example with jax.tree_util.register_dataclass.",
+    )
+
+
+def _looks_like_an_array(leaf: Any) -> bool:
+    shape = getattr(leaf, "shape", None)
+    return hasattr(leaf, "dtype") and isinstance(shape, tuple) and all(isinstance(n, int) for n in shape)
 
 
 _WIDE = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
@@ -102,6 +121,7 @@ def _is_jax_dtype(dtype: Any) -> bool:
     known = (
         isinstance(dtype, np.dtype)
         and dtype.isnative
+        and dtype.char not in "gG"  # long doubles
         and (dtype.kind in "biufc" or _is_extended_float(dtype))
     )
     known = known or (not isinstance(dtype, np.dtype) and jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
@@ -149,8 +169,8 @@ def floating_dtype(dtype: Any) -> Any:
     try:
         found = np.dtype(dtype)
     except TypeError:
-        found = np.dtype(getattr(jax.numpy, str(dtype), object))
-    if not jax.dtypes.issubdtype(found, np.floating):
+        found = np.dtype(object)
+    if not _is_jax_dtype(found) or not jax.dtypes.issubdtype(found, np.floating):
         raise PolicyError(
             f"dtype={dtype!r} is no floating-point dtype", fix='pass dtype="bfloat16" or "float32".'
         )
@@ -170,7 +190,8 @@ def _narrow(leaf: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
         raise LeafError(
             f"a {dtype.name} array would lose precision: x64 is off",
             shape=tuple(leaf.shape),
-            fix=f'pass dtype="float32", or call {_ENABLE_X64}.',
+            fix=f'cast it, x.astype("float32"), or pass dtype="float32" to plan and shard_tree, '
+            f"or call {_ENABLE_X64}.",
         )
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return narrow

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from axisrules import _compat
@@ -48,15 +49,18 @@ def parse_mesh(text: str) -> dict[str, int]:
     return sizes
 
 
-def _check_sizes(sizes: Mapping[Any, Any], smallest: int = 1) -> dict[str, int]:
+def _check_sizes(sizes: Any, smallest: int = 1) -> dict[str, int]:
+    if not isinstance(sizes, Mapping):
+        raise MeshError(f"{sizes!r} are no mesh axes", fix=_EXAMPLE)
     for axis, size in sizes.items():
         if not isinstance(axis, str) or not axis:
             raise MeshError(f"mesh axis {axis!r} is not a non-empty text", fix=_EXAMPLE)
-        if isinstance(size, bool) or not isinstance(size, int) or size < smallest or size == 0:
+        whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+        if not whole or size < smallest or size == 0:
             raise MeshError(
                 f"mesh axis {axis!r} has size {size!r}, which is not a positive number", fix=_EXAMPLE
             )
-    return dict(sizes)
+    return {axis: int(size) for axis, size in sizes.items()}
 
 
 def as_mesh(mesh: MeshLike) -> Mesh | AbstractMesh:
@@ -146,7 +150,7 @@ def make_mesh(
     sizes = _check_sizes(parse_mesh(axes) if isinstance(axes, str) else axes, smallest=-1)
     if not sizes:
         raise MeshError("a mesh needs an axis", fix=_EXAMPLE)
-    found = list(jax.devices() if devices is None else devices)
+    found = list(jax.devices() if devices is None else np.ravel(np.asarray(devices, object)))
     sizes = _fill_in(sizes, len(found))
     types = _axis_types(axis_types, sizes)
     count = math.prod(sizes.values())

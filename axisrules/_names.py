@@ -46,6 +46,8 @@ def parse_names(value: Any, *, unconstrained: bool = False) -> Names:
         names = tuple(_SHORT.get(word, word) for word in value.split())
     elif isinstance(value, (tuple, list)):
         names = tuple(value)
+        if not _PLAIN.issuperset(map(type, names)):  # an enum of names is names
+            names = tuple(str.__str__(name) if isinstance(name, str) else name for name in names)
         if _PLAIN.issuperset(map(type, names)) and "" not in names:
             return names
         _check_entries(names)
@@ -69,7 +71,8 @@ def parse_names(value: Any, *, unconstrained: bool = False) -> Names:
 
 def _check_entries(names: Names) -> None:
     for dim, name in enumerate(names):
-        if not (name in (None, ..., UNCONSTRAINED) or (isinstance(name, str) and name)):
+        allowed = name is None or name is ... or name is UNCONSTRAINED
+        if not (allowed or (isinstance(name, str) and name)):
             raise NamesError(
                 f"the name of dimension {dim} is {name!r}, which is neither a name nor None",
                 dim=dim,
@@ -120,13 +123,21 @@ def split_path(path: str) -> list[str]:
 @lru_cache(maxsize=4096)
 def _compile(pattern: str) -> re.Pattern[str]:
     """A glob over path segments as a regular expression over ``/``-joined segments."""
-    parts = []
+    segments: list[str] = []
     for segment in split_path(pattern):
-        if segment == "**":
-            parts.append(r"(?:[^/]+/)*")
-        else:
-            parts.append(r"[^/]*".join(map(re.escape, segment.split("*"))) + "/")
+        if segment != "**" or segments[-1:] != ["**"]:  # one after another says no more
+            segments.append(segment)
+    parts = [r"(?:[^/]*/)*" if segment == "**" else _segment_regex(segment) for segment in segments]
     return re.compile("".join(parts))
+
+
+def _segment_regex(segment: str) -> str:
+    """One segment as a regular expression that never tries a way twice."""
+    first, *rest = [re.escape(part) for part in re.split(r"\*+", segment)]
+    if not rest:
+        return first + "/"
+    middle = "".join(f"(?>[^/]*?{part})" for part in rest[:-1])
+    return f"{first}{middle}[^/]*{rest[-1]}/"
 
 
 class NameTable:
@@ -165,7 +176,7 @@ class NameTable:
         pairs = _pairs(entries)
         failures: list[NameTableError] = []
         self._entries = tuple(_entry(number, pair, failures) for number, pair in enumerate(pairs))
-        self._optional = frozenset(optional)
+        self._optional = _patterns(optional)
         for pattern in self._optional - {pattern for pattern, _ in self._entries}:
             failures.append(NameTableError(f"optional pattern {pattern!r} is no pattern of the table"))
         raise_all(failures)
@@ -209,17 +220,21 @@ class NameTable:
         Names are a text in short form, a list with ``""`` for ``None``, or ``false`` for an
         array that is whole on purpose.
         """
+        where = os.fspath(path)
         data = _files.read(path, NameTableError)
         if not isinstance(data, Mapping) or not isinstance(data.get("names"), Mapping):
             raise NameTableError(
-                f"{os.fspath(path)} has no table 'names' that maps patterns to names",
-                paths=[os.fspath(path)],
+                f"{where} has no table 'names' that maps patterns to names",
+                paths=[where],
                 fix='write [names] and below it lines like "**/kernel" = "embed mlp".',
             )
-        return cls(
-            {pattern: _from_plain(names) for pattern, names in data["names"].items()},
-            optional=data.get("optional", ()),
-        )
+        entries = {pattern: _from_plain(names) for pattern, names in data["names"].items()}
+        try:
+            return cls(entries, optional=data.get("optional", ()))
+        except NameTableError as error:
+            raise NameTableError(
+                f"{where}: {error.headline}", paths=[where], failures=error.failures, fix=error.fix
+            ) from error
 
     def dump(self, path: str | os.PathLike[str]) -> None:
         """Writes the table in the form that ``load`` reads."""
@@ -227,7 +242,8 @@ class NameTable:
         if regexes:
             raise NameTableError(f"a compiled pattern cannot be written to a file: {regexes[0]!r}")
         optional = [pattern for pattern, _ in self._entries if pattern in self._optional]
-        names = {pattern: _to_plain(names) for pattern, names in self._entries}
+        names = {pattern: _to_plain(names) for pattern, names in reversed(self._entries)}
+        names = dict(reversed(names.items()))  # of a pattern that stands twice the first counts
         _files.write(path, {"optional": optional, "names": names}, NameTableError)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
@@ -244,9 +260,23 @@ class NameTable:
     def __hash__(self) -> int:
         return hash(self._entries)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _table_of, (self._entries, self._optional)
+
     def __repr__(self) -> str:
         lines = "".join(f"\n    {pattern!r}: {names!r}," for pattern, names in self._entries)
         return f"NameTable({{{lines}\n}})" if lines else "NameTable({})"
+
+
+def _patterns(optional: Any) -> frozenset[Any]:
+    given = () if isinstance(optional, (str, bytes, Mapping)) else tuple(optional or ())
+    if (not given and optional) or not all(isinstance(pattern, (str, re.Pattern)) for pattern in given):
+        raise NameTableError(f"optional={optional!r} is no list of patterns", fix='pass ["**/bias"].')
+    return frozenset(given)
+
+
+def _table_of(entries: Any, optional: Any) -> NameTable:
+    return NameTable(entries, optional=optional)
 
 
 def _pairs(entries: Any) -> Iterable[Any]:
@@ -312,7 +342,7 @@ def _to_plain(names: Any) -> Any:
         return False
     words = ["_" if name is None else "..." if name is ... else name for name in names]
     text = " ".join(words)
-    if parse_names(text) == names:
+    if parse_names(text, unconstrained=True) == names:
         return text
     if ... in names:
         raise NameTableError(f"names {names!r} cannot be written to a file")

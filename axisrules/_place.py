@@ -7,9 +7,9 @@ Decides no layout.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import numpy as np
@@ -17,27 +17,10 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from axisrules import _compat
 from axisrules._errors import AxisRulesError, LeafError, NoMeshError, raise_all
-from axisrules._meshes import MeshLike
+from axisrules._options import PlanOptions, make_options
 from axisrules._plan import SLOT, Placement, Plan
-from axisrules._planning import make_options, make_plan
-from axisrules._rules import RulesLike
+from axisrules._planning import make_plan
 from axisrules._trees import flatten
-
-
-class PlanOptions(TypedDict, total=False):
-    """The options of ``plan``, which every action takes."""
-
-    mesh: MeshLike | None
-    rules: RulesLike | None
-    taken: str
-    indivisible: str
-    absent: str
-    unmapped: str
-    unnamed: str
-    fill: str | tuple[str, ...] | None
-    min_bytes: int
-    memory_kind: str | None
-    dtype: Any
 
 
 def shard_tree(tree: Any, names: Any = None, *, donate: bool = False, **options: Unpack[PlanOptions]) -> Any:
@@ -79,8 +62,7 @@ def shard_tree(tree: Any, names: Any = None, *, donate: bool = False, **options:
     return plan.structure.fill(iter(_place(plan, arrays, donate)))
 
 
-@cache
-def _kind(cls: Any) -> str:
+def _kind_of(cls: type) -> str:
     """What a leaf is to this file, by its class."""
     if issubclass(cls, jax.ShapeDtypeStruct):
         return "abstract"
@@ -89,10 +71,13 @@ def _kind(cls: Any) -> str:
     return "device" if issubclass(cls, jax.Array) else "host"
 
 
+_kind: Callable[[Any], str] = cache(_kind_of)
+
+
 def _check_sources(plan: Plan, arrays: Sequence[Any]) -> None:
     """Refuses what cannot be placed although it can be planned."""
     kinds = {_kind(cls) for cls in set(map(type, arrays))}
-    if kinds & {"traced", "device"}:
+    if kinds & {"traced", "device"} or (kinds - {"abstract"} and _compat.in_trace()):
         raise_all(
             problem.at([placement.path])
             for placement, leaf in zip(plan.placements, arrays, strict=True)
@@ -107,9 +92,9 @@ def _check_sources(plan: Plan, arrays: Sequence[Any]) -> None:
 
 def _unplaceable(leaf: Any) -> AxisRulesError | None:
     kind = _kind(type(leaf))
-    if kind == "traced":
+    if kind == "traced" or (kind != "abstract" and _compat.in_trace()):
         return LeafError(
-            "an array that is being traced cannot be placed", fix="inside jit use axisrules.constrain."
+            "an array cannot be placed while JAX is tracing", fix="inside jit use axisrules.constrain."
         )
     if kind == "device" and leaf.is_deleted():
         return LeafError("the array was deleted or donated before", fix="pass the array that took its place.")
@@ -129,14 +114,17 @@ def _place(plan: Plan, arrays: Sequence[Any], donate: bool) -> list[Any]:
     """The arrays where the plan puts them, each distinct one once."""
     placed: list[Any] = [None] * len(arrays)
     moves: dict[str, list[_Move]] = {"host": [], "device": []}
-    tied: list[tuple[int, str]] = []
+    first: dict[int, int] = {}  # of every distinct array, by id: its position
+    tied: list[tuple[int, int]] = []
     for position, (placement, leaf, to) in enumerate(
         zip(plan.placements, arrays, plan.flat_shardings, strict=True)
     ):
         kind = _kind(type(leaf))
         if placement.tied_to is not None:
-            tied.append((position, placement.tied_to))
-        elif kind == "abstract":
+            tied.append((position, first[id(leaf)]))
+            continue
+        first[id(leaf)] = position
+        if kind == "abstract":
             placed[position] = jax.ShapeDtypeStruct(
                 placement.shape, placement.dtype, sharding=to, weak_type=leaf.weak_type
             )
@@ -146,13 +134,22 @@ def _place(plan: Plan, arrays: Sequence[Any], donate: bool) -> list[Any]:
             moves[kind].append(_Move(position, leaf, placement, to))
     for move, array in zip(moves["host"], _place_host(moves["host"]), strict=True):
         placed[move.position] = array
-    for move, array in zip(moves["device"], _place_device(moves["device"], donate), strict=True):
+    for move, array in zip(moves["device"], _place_device(moves["device"]), strict=True):
         placed[move.position] = array
-    if tied:
-        position_of = {placement.path: n for n, placement in enumerate(plan.placements)}
-    for position, first in tied:
-        placed[position] = placed[position_of[first]]
+    if donate:
+        _release([move.leaf for move in moves["device"]], placed)
+    for position, other in tied:
+        placed[position] = placed[other]
     return placed
+
+
+def _release(sources: Sequence[jax.Array], results: Sequence[Any]) -> None:
+    """Gives up the memory of sources of which no result holds a part."""
+    arrays = [result for result in results if isinstance(result, jax.Array)]
+    jax.block_until_ready(arrays)
+    kept = set().union(*map(_pointers, arrays))
+    for source in [source for source in sources if _pointers(source).isdisjoint(kept)]:
+        source.delete()
 
 
 def _place_host(moves: Sequence[_Move]) -> list[Any]:
@@ -205,7 +202,7 @@ def _alignment_step(
     return step
 
 
-def _place_device(moves: Sequence[_Move], donate: bool) -> list[Any]:
+def _place_device(moves: Sequence[_Move]) -> list[Any]:
     if not moves:
         return []
     sources = [
@@ -213,16 +210,7 @@ def _place_device(moves: Sequence[_Move], donate: bool) -> list[Any]:
         for move in moves
     ]
     made: list[Any] = jax.device_put(sources, [move.sharding for move in moves])
-    if donate:
-        jax.block_until_ready(made)
-        for move, array in zip(moves, made, strict=True):
-            if not _shares_memory(move.leaf, array):
-                move.leaf.delete()
     return made
-
-
-def _shares_memory(one: jax.Array, other: jax.Array) -> bool:
-    return not _pointers(one).isdisjoint(_pointers(other))
 
 
 def _pointers(array: jax.Array) -> set[int]:

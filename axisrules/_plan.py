@@ -198,6 +198,8 @@ class Plan:
                 f"the plan has no array at {path!r}{did_you_mean(path, self._by_path)}",
                 fix="plan.placements lists the paths.",
             )
+        if sum(one.path == path for one in self.placements) > 1:
+            raise AxisRulesError(f"several arrays stand at {path!r}", fix="plan.placements has them all.")
         return found
 
     @cached_property

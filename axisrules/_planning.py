@@ -8,33 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from axisrules import _leaves
 from axisrules._entries import Entries, find_entries
 from axisrules._errors import (
-    AbsentAxisError,
     AxisRulesError,
     MissingNamesError,
-    PolicyError,
     TiedError,
     raise_all,
 )
-from axisrules._meshes import MeshLike, axis_sizes, need_mesh
-from axisrules._names import fit_names, parse_names
+from axisrules._meshes import MeshLike, axis_sizes
+from axisrules._names import NameTable, fit_names, parse_names
+from axisrules._options import Options, make_options
 from axisrules._plan import SLOT, Placement, Plan, ReportRow, Structure
-from axisrules._policies import Policies, policies
 from axisrules._resolution import Resolution, Sizes
 from axisrules._resolve import resolve_array
-from axisrules._rules import Rules, RulesLike
-from axisrules._scope import need_rules
+from axisrules._rules import RulesLike
 from axisrules._single import warn_unmapped
 from axisrules._specs import check_spec
-from axisrules._text import did_you_mean, format_bytes
+from axisrules._text import format_bytes
 from axisrules._trees import NO_ENTRY, Flat, flatten
 
 
@@ -71,7 +68,8 @@ def plan(
         unmapped: As in ``resolve``.
         unnamed: What to do with arrays that have no entry: ``"error"``, or ``"replicate"`` them.
         fill: A mesh axis (or several) over which the largest dimension that is still whole after
-            the rules is split, in every array of at least ``min_bytes``.
+            the rules is split, in every array of at least ``min_bytes``; only a ``PartitionSpec``
+            as names is left as it is.
         min_bytes: The size in bytes from which on ``fill`` applies.
         memory_kind: The memory that the arrays go to, such as ``"pinned_host"``.
         dtype: A floating-point dtype to which floating-point arrays are cast.
@@ -106,75 +104,12 @@ def plan(
     return make_plan(tree, flatten(tree), names, options)
 
 
-class Options(NamedTuple):
-    """The checked options of a plan."""
-
-    mesh: Mesh | AbstractMesh
-    rules: Rules
-    policy: Policies
-    unnamed: str
-    fill: tuple[str, ...]
-    min_bytes: int
-    memory_kind: str | None
-    dtype: Any
-
-
-def make_options(
-    *,
-    mesh: MeshLike | None = None,
-    rules: RulesLike | None = None,
-    taken: str = "next",
-    indivisible: str = "error",
-    absent: str = "error",
-    unmapped: str = "warn",
-    unnamed: str = "error",
-    fill: str | tuple[str, ...] | None = None,
-    min_bytes: int = 2**20,
-    memory_kind: str | None = None,
-    dtype: Any = None,
-) -> Options:
-    """The options of ``plan``, checked, with the active mesh and rules filled in.
-
-    Raises:
-        AxisRulesError: There is no mesh, there are no rules, or an option cannot have its value.
-    """
-    found = need_mesh(mesh)
-    if unnamed not in ("error", "replicate"):
-        raise PolicyError(
-            f"unnamed={unnamed!r} is no policy{did_you_mean(str(unnamed), ('error', 'replicate'))}",
-            fix="pass unnamed='error' or 'replicate'.",
-        )
-    axes = (fill,) if isinstance(fill, str) else tuple(fill or ())
-    for axis in axes:
-        if axis not in found.axis_names:
-            raise AbsentAxisError(
-                f"fill={axis!r} is no axis of the mesh{did_you_mean(axis, found.axis_names)}",
-                axis=axis,
-                mesh=dict(axis_sizes(found)),
-                fix="fill with an axis of the mesh.",
-            )
-    _check_memory_kind(found, memory_kind)
-    policy = policies(taken, indivisible, absent, unmapped)
-    cast = _leaves.floating_dtype(dtype)
-    return Options(found, need_rules(rules), policy, unnamed, axes, min_bytes, memory_kind, cast)
-
-
-def _check_memory_kind(mesh: Mesh | AbstractMesh, kind: str | None) -> None:
-    if kind is None or not isinstance(mesh, Mesh):
-        return
-    known = [memory.kind for memory in mesh.devices.flat[0].addressable_memories()]
-    if kind not in known:
-        raise PolicyError(
-            f"the devices of the mesh have no memory {kind!r}{did_you_mean(str(kind), known)}",
-            fix=f"their memories: {', '.join(known)}.",
-        )
-
-
 def make_plan(tree: Any, flat: Flat, names: Any, options: Options) -> Plan:
     """The plan of a tree that was taken apart; raises every failure at once."""
     found = find_entries(tree, flat, names)
-    work = _Work(options)
-    for path, leaf, entry in zip(flat.paths, flat.leaves, found.entries, strict=True):
+    work = _Work(options, in_table=isinstance(names, NameTable))
+    entries = _shared(flat.leaves, found.entries)
+    for path, leaf, entry in zip(flat.paths, flat.leaves, entries, strict=True):
         work.add(path, leaf, entry)
     raise_all([*found.problems, *work.failures()])
     if options.policy.unmapped == "warn":
@@ -189,11 +124,28 @@ def make_plan(tree: Any, flat: Flat, names: Any, options: Options) -> Plan:
     )
 
 
+def _shared(leaves: Sequence[Any], entries: list[Any]) -> list[Any]:
+    """The entries, in which a tied leaf without names has those of its twin."""
+    if NO_ENTRY not in entries:
+        return entries
+    pairs = zip(leaves, entries, strict=True)
+    known = {id(leaf): entry for leaf, entry in pairs if entry is not NO_ENTRY and _may_be_tied(leaf)}
+    return [
+        known.get(id(leaf), entry) if entry is NO_ENTRY and _may_be_tied(leaf) else entry
+        for leaf, entry in zip(leaves, entries, strict=True)
+    ]
+
+
+def _may_be_tied(leaf: Any) -> bool:
+    """Whether one object at two paths means one array; equal numpy scalars may be one object."""
+    return isinstance(leaf, (np.ndarray, jax.Array))
+
+
 class _Work:
     """A plan in the making: what was placed, and what failed."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, *, in_table: bool) -> None:
+        self.options, self.in_table = options, in_table
         self.sizes: Sizes = axis_sizes(options.mesh)
         self.by_axis = dict(self.sizes)
         self.describe = _leaves.Describer(options.dtype)
@@ -210,10 +162,13 @@ class _Work:
         try:
             described = self.describe(leaf)
         except AxisRulesError as error:
+            self.kept.append(leaf)
             self._refuse(path, (error,), id(error))
-            described = None
+            return
         if described is None:
             self.kept.append(leaf)
+            if _leaves.is_opaque(leaf) and entry is not NO_ENTRY and entry not in (None, (), ""):
+                self._refuse(path, (_leaves.opaque(leaf),), id(leaf))
             return
         self.kept.append(SLOT)
         shape, dtype = described
@@ -226,7 +181,7 @@ class _Work:
         if found.problems:
             self._refuse(path, found.problems, id(found))
         placement = Placement(path, shape, dtype, found, self.by_axis)
-        if isinstance(leaf, (np.ndarray, jax.Array)):  # equal numpy scalars may be one object
+        if _may_be_tied(leaf):
             placement = self._tie(leaf, placement)
         self.placements.append(placement)
 
@@ -299,9 +254,14 @@ class _Work:
             paths=[path for path, _ in self.missing],
             listing=rows,
             bytes=sum(sizes),
-            fix=f'add names, such as "{path}": "{" ".join("_" for _ in shape)}", '
-            'or pass unnamed="replicate".',
+            fix=f'{self._how_to_name(path, shape)}, or pass unnamed="replicate".',
         )
+
+    def _how_to_name(self, path: str, shape: tuple[int, ...]) -> str:
+        names = " ".join("_" for _ in shape)
+        if self.in_table:
+            return f'add an entry, such as "{path or "*"}": "{names}"'
+        return f'add names, such as "{names}"' + (f" at {path}" if path else "")
 
     def notes(self) -> list[ReportRow]:
         """Report rows about arrays without names."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from axisrules._errors import PolicyError
@@ -27,7 +26,6 @@ _ALLOWED = {
 }
 
 
-@lru_cache(maxsize=256)
 def policies(taken: str, indivisible: str, absent: str, unmapped: str) -> Policies:
     """Checked policies.
 
@@ -35,6 +33,8 @@ def policies(taken: str, indivisible: str, absent: str, unmapped: str) -> Polici
         PolicyError: A policy has a value that it cannot have.
     """
     chosen = Policies(taken, indivisible, absent, unmapped)
+    if chosen == DEFAULT:
+        return DEFAULT
     for key, value in chosen._asdict().items():
         if value not in _ALLOWED[key]:
             words = " or ".join(repr(word) for word in _ALLOWED[key])

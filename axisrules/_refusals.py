@@ -77,7 +77,7 @@ def indivisible(
     return DivisibilityError(
         f"dimension {dim} ({name!r}, size {size}) does not divide over {over}{product}",
         fix=f'pass indivisible="next" (then: {format_spec(otherwise)}), '
-        f"or add a rule for {name} whose axes divide {size}.",
+        f"or prepend a rule for {name} whose axes divide {size}.",
         dim=dim,
         name=name,
         size=size,

@@ -81,7 +81,7 @@ class Resolution(NamedTuple):
     @property
     def unknown_names(self) -> tuple[str, ...]:
         """The names that no rule mentions."""
-        return tuple(dim.name for dim in self.dims if dim.reason == "unknown_name")
+        return tuple(n for n in self.names if isinstance(n, str) and n not in self.rules.by_name)
 
     def __str__(self) -> str:
         lines = [f"{format_spec(self.spec)} for {self.names!r}"]

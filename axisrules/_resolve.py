@@ -28,7 +28,7 @@ _NONE: frozenset[str] = frozenset()
 class _Array:
     """One array while its rules are tried: what each dimension holds, and why."""
 
-    __slots__ = ("axes", "held", "manual", "names", "open", "policy", "problems", "reasons",
+    __slots__ = ("axes", "filling", "held", "manual", "names", "open", "policy", "problems", "reasons",
                  "rules", "shape", "sizes", "skips")  # fmt: skip
 
     def __init__(
@@ -49,6 +49,7 @@ class _Array:
         self.held: dict[str, int] = {}
         self.skips: dict[int, list[Skip]] = defaultdict(list)
         self.problems: list[AxisRulesError] = []
+        self.filling: tuple[str, ...] = ()
 
     # Sizes. Without a mesh every axis counts as one that splits.
 
@@ -78,7 +79,7 @@ class _Array:
             free = self._divisible(dim, rule, free)
         if free:
             self.claim(dim, free, "split", rule)
-        else:  # what was to be taken in part was not taken at all
+        elif self.policy.taken == "partial":  # what was to be taken in part was not taken at all
             self.skips[dim] = [
                 skip._replace(reason="axis_taken")
                 if skip.reason == "partly_taken" and skip.rule == rule
@@ -150,6 +151,7 @@ class _Array:
             self.policy._replace(indivisible="next"), self.manual,
         )  # fmt: skip
         _try_all(lenient)
+        lenient.fill(self.filling)
         return _refusals.indivisible(self.facts(rule), dim, axes, self.ways(axes), lenient.spec())
 
     def _leading(self, size: int, axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -171,7 +173,7 @@ class _Array:
     def fill(self, axes: tuple[str, ...]) -> None:
         """Gives free axes to the largest dimension that is still whole and divides."""
         shape = self.shape
-        if self.sizes is None or shape is None or self.ways(axes) == 1:
+        if not axes or self.sizes is None or shape is None or self.ways(axes) == 1:
             return
         if any(axis in self.held and not self.trivial(axis) for axis in axes):
             return
@@ -294,12 +296,12 @@ def _resolve(
     if repeated is not None:
         array.problems.append(repeated)
     else:
+        array.filling = fill
         _try_all(array)
-        if fill:
-            array.fill(fill)
+        array.fill(fill)
     dims = array.dims()
-    if policy.unmapped == "error":
-        unknown = [dim for dim, why in enumerate(dims) if why.reason == "unknown_name"]
+    if policy.unmapped == "error" and repeated is None:
+        unknown = [d for d, n in enumerate(names) if isinstance(n, str) and n not in rules.by_name]
         array.problems.extend(_refusals.unknown(array.facts(), dim, rules.by_name) for dim in unknown)
     return Resolution(array.spec(), dims, names, rules, sizes, tuple(array.problems))
 

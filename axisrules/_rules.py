@@ -125,8 +125,7 @@ class Rules:
         """
         data: dict[str, Any] = {"rules": [[name, list(axes)] for name, axes in self.pairs]}
         if set is not None:
-            kept = _files.rule_sets(_files.read(path, RulesError)) if os.path.exists(path) else {}
-            data = {**kept, set: data}
+            data = {**_files.kept_beside(path), set: data}
         _files.write(path, data, RulesError)
 
     def __iter__(self) -> Iterator[tuple[str, MeshAxes]]:
@@ -202,15 +201,16 @@ def _good(rule: Any) -> tuple[str, tuple[str, ...]] | None:
     name, axes = rule
     if not isinstance(name, str) or not name:
         return None
+    name = str.__str__(name)  # an enum of names is names
     if isinstance(axes, str):
-        return (name, (axes,)) if axes else None
+        return (name, (str.__str__(axes),)) if axes else None
     if axes is None:
         return name, ()
     if not isinstance(axes, (tuple, list)):
         return None
     given = tuple(axes)
     try:
-        return (name, given) if _are_axes(given) else None
+        return (name, tuple(map(str.__str__, given))) if _are_axes(given) else None
     except TypeError:  # something without a hash is no axis
         return None
 

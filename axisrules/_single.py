@@ -6,6 +6,7 @@ mesh, asks the engine, and raises what the policies refuse.
 
 from __future__ import annotations
 
+import operator
 import sys
 import warnings
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from axisrules._errors import UnmappedAxisWarning, raise_all
+from axisrules._errors import RankError, UnmappedAxisWarning, raise_all
 from axisrules._meshes import MeshLike, active_mesh, as_mesh, axis_sizes
 from axisrules._names import AxisNames, fit_names, parse_names
 from axisrules._policies import policies
@@ -134,11 +135,18 @@ def resolve(
     return resolution
 
 
+def _shape(shape: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(size) for size in shape)
+    except TypeError:
+        raise RankError(f"{shape!r} is no shape", fix="give a tuple of numbers, such as (8, 128).") from None
+
+
 def _resolve_anew(
     names: Any, shape: Any, mesh: Any, rules: Rules, policy: Any, key: tuple[Any, ...]
 ) -> Resolution:
     parsed = parse_names(names)
-    size = None if shape is None else tuple(map(int, shape))
+    size = None if shape is None else _shape(shape)
     if size is not None:
         parsed = fit_names(parsed, size)
     parsed = tuple(name for name in parsed if name is not ...)

@@ -54,11 +54,18 @@ def check_spec(
 def _spec_problems(
     spec: PartitionSpec, axes: list[tuple[str, ...]], sizes: dict[str, int], shape: tuple[int, ...]
 ) -> Iterable[SpecError]:
+    odd = [entry for entry in spec if not (entry is None or isinstance(entry, (str, tuple)))]
+    odd = [entry for entry in odd if entry is not UNCONSTRAINED]
     facts: dict[str, Any] = {"shape": shape, "mesh": sizes, "spec": spec}
     text = format_spec(spec)
     if len(axes) > len(shape):
         yield SpecError(
             f"{text} has {len(axes)} entries for {len(shape)} dimensions", fix="drop entries.", **facts
+        )
+        return
+    if odd or getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        yield SpecError(
+            f"{spec} is no layout of mesh axes", fix="use mesh axes, tuples of them, or None.", **facts
         )
         return
     used = [axis for held in axes for axis in held]

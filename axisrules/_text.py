@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that is closest in spelling, or ``None`` where none is close."""
-    close = difflib.get_close_matches(str(word), [k for k in known if isinstance(k, str)], n=1)
+    return _nearest(str(word), tuple(k for k in known if isinstance(k, str)))
+
+
+@lru_cache(maxsize=4096)
+def _nearest(word: str, known: tuple[str, ...]) -> str | None:
+    close = difflib.get_close_matches(word, known, n=1)
     return close[0] if close else None
 
 

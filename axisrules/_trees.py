@@ -83,7 +83,7 @@ def adapter_of(kind: type) -> Adapter | None:
     try:
         return _BY_TYPE[kind]
     except KeyError:
-        packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
+        packages = [(base.__module__ or "").partition(".")[0] for base in kind.__mro__]
         foreign = [package for package in packages if package not in _PLAIN_PACKAGES]
         framework = next((package for package in foreign if package in _entry_points()), None)
         adapter = _BY_TYPE[kind] = None if framework is None else _load(framework)
@@ -237,5 +237,7 @@ def _nested(keys: Sequence[tuple[str, ...]], leaves: Iterable[Any]) -> Any:
         at = root
         for segment in key[:-1]:
             at = at.setdefault(segment, {})
+            if not isinstance(at, dict):
+                raise LeafError("two leaves stand at one path", paths=["/".join(key)], fix="rename a key.")
         at[key[-1]] = leaf
     return root

@@ -92,6 +92,24 @@ def test_inside_shard_map_manual_axes_are_left_out(kind, manual):
     assert tuple(types[-1]) == tuple(typed)
 
 
+def test_manual_axes_are_left_out_of_a_given_spec_too():
+    mesh, x = mesh_of("auto"), values(16, 8)
+    inside = jax.shard_map(
+        lambda block: ar.constrain(block, P("data", "model"), rules=RULES),
+        mesh=mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"},
+    )  # fmt: skip
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(np.asarray(jax.jit(inside)(x)), x)
+
+
+def test_host_arrays_outside_of_jit_are_copied_and_held_in_a_dtype_of_jax():
+    mesh, source = mesh_of("auto"), np.zeros((16, 8), ">i4")
+    laid = ar.constrain(source, "batch embed", mesh=mesh, rules=RULES)
+    source[:] = 1
+    assert laid.dtype == np.int32
+    assert not np.asarray(laid).any()
+
+
 def test_the_constraint_inside_shard_map_reaches_the_compiler():
     mesh, x = mesh_of("auto"), jnp.ones((16, 8))
     outside = jax.shard_map(

@@ -515,6 +515,10 @@ def test_placing_a_named_layer_shows_in_its_variables(mesh):
     again = ar.shard_tree(placed, mesh=mesh, rules={"embed": "model"}, unmapped="replicate")
     assert again["names"].kernel.partition_spec == P("model", None)  # the names, not the earlier layout
     assert again["spec"].kernel.partition_spec == P("model", None)
+    with jax.set_mesh(mesh), ar.map_logical_axis_names({"embed": "model", "mlp": None}):
+        traced = nnx.jit(lambda layer: ar.constrain(layer, None))(placed["names"])
+    assert traced.kernel.get_value().sharding.is_equivalent_to(NamedSharding(mesh, P("model")), 2)
+    assert traced.kernel.partition_spec == P("data", "model")  # inside a trace nothing is placed
 
 
 LAYERS = {

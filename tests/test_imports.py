@@ -61,6 +61,7 @@ LAYERS = [
     {"_scope", "_resolution", "_specs", "_refusals", "_policies"},
     {"_resolve", "_trees"},
     {"_single", "_entries", "_leaves", "_plan", "presets"},
+    {"_options"},
     {"_planning"},
     {"_constrain", "_place", "_initializers", "_shard_map"},
     {"__init__", "demo"},

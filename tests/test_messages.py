@@ -53,7 +53,7 @@ MESSAGES = [
           names: ('kv_heads', 'head_dim', 'embed')    shape: (8, 4, 16)
           mesh:  data=4, model=16
           rule:  #2 kv_heads -> model
-          fix:   pass indivisible="next" (then: P(None, None, 'data')), or add a rule for kv_heads whose axes divide 8.
+          fix:   pass indivisible="next" (then: P(None, None, 'data')), or prepend a rule for kv_heads whose axes divide 8.
         """,
     ),
     (
@@ -64,7 +64,7 @@ MESSAGES = [
           names: ('heads',)    shape: (4,)
           mesh:  replica=2, data=4
           rule:  #0 heads -> (replica, data)
-          fix:   pass indivisible="next" (then: P(None)), or add a rule for heads whose axes divide 4.
+          fix:   pass indivisible="next" (then: P(None)), or prepend a rule for heads whose axes divide 4.
         """,
     ),
     (
@@ -136,7 +136,7 @@ MESSAGES = [
         2 arrays have no names
           at:    b  (8, 8, 8)  2,048 bytes, 87.7% of all
                  c  (8,)  32 bytes, 1.4% of all
-          fix:   add names, such as "b": "_ _ _", or pass unnamed="replicate".
+          fix:   add names, such as "_ _ _" at b, or pass unnamed="replicate".
         """,
     ),
     (
@@ -187,7 +187,7 @@ MESSAGES = [
         a float64 array would lose precision: x64 is off
           at:    w
           shape: (8,)
-          fix:   pass dtype="float32", or call jax.config.update("jax_enable_x64", True).
+          fix:   cast it, x.astype("float32"), or pass dtype="float32" to plan and shard_tree, or call jax.config.update("jax_enable_x64", True).
         """,
     ),
     (
@@ -289,7 +289,7 @@ MESSAGES = [
             names: ('embed', 'mlp')    shape: (6, 8)
             mesh:  data=4, model=2
             rule:  #0 embed -> data
-            fix:   pass indivisible="next" (then: P(None, 'model')), or add a rule for embed whose axes divide 6.
+            fix:   pass indivisible="next" (then: P(None, 'model')), or prepend a rule for embed whose axes divide 6.
           RankError: 1 name for 2 dimensions
             at:    b
             names: ('embed',)    shape: (8, 8)

@@ -239,6 +239,30 @@ def test_what_lies_as_planned_is_not_given_up_by_donation(mesh):
     assert_placed(again, mesh)
 
 
+def test_equal_paths_do_not_mix_arrays_up(mesh):
+    one, other = values(8, 4), values(8, 4) + 100
+    tree = {"a/b": one, "a": {"b": other}, "t": other}
+    placed = ar.shard_tree(tree, lambda path, leaf: "embed _", mesh=mesh, rules=RULES)
+    np.testing.assert_array_equal(np.asarray(placed["a/b"]), one)
+    np.testing.assert_array_equal(np.asarray(placed["a"]["b"]), other)
+    assert placed["t"] is placed["a"]["b"]
+
+
+def test_donation_spares_what_the_result_or_a_kept_array_shares(mesh):
+    single = jnp.arange(8192.0).reshape(128, 64)
+    kept = jax.device_put(single, NamedSharding(mesh, P(None, None)))
+    names = {"moves": "embed mlp", "stays": P()}
+    placed = ar.shard_tree({"moves": single, "stays": kept}, names, mesh=mesh, rules=RULES, donate=True)
+    for array in placed.values():
+        np.testing.assert_array_equal(np.asarray(array), np.arange(8192.0).reshape(128, 64))
+
+
+def test_big_endian_integers_that_do_not_fit_are_refused():
+    tree = {"a": np.ones((8, 4), ">i8"), "b": np.full((8, 4), 2**40, ">i8")}
+    with pytest.raises(ar.LeafError, match="does not fit int32"):
+        ar.shard_tree(tree, {"a": None, "b": None}, mesh=mesh_of("auto"), rules=RULES)
+
+
 # Errors come before a byte has moved.
 
 
@@ -265,6 +289,8 @@ def test_a_traced_array_is_sent_to_constrain():
     mesh = mesh_of("auto")
     with pytest.raises(ar.LeafError, match="inside jit use axisrules.constrain"):
         jax.jit(lambda x: ar.shard_tree(x, "embed", mesh=mesh, rules=RULES))(values(8))
+    with pytest.raises(ar.LeafError, match="while JAX is tracing"):
+        jax.jit(lambda: ar.shard_tree(values(8), "embed", mesh=mesh, rules=RULES))()
 
 
 def test_an_unknown_option_is_refused():

@@ -175,6 +175,35 @@ def test_none_in_the_tree_may_have_names_or_none():
         assert specs(plan({"w": zeros(8), "bias": None}, {"w": "embed", "bias": entry})) == {"w": P("data")}
 
 
+def test_empty_containers_may_be_of_another_kind():
+    tree, names = [{"w": zeros(8)}, (), {}, [[]]], ({"w": "embed"}, (), [], [()])
+    assert specs(plan(tree, names)) == {"0/w": P("data")}
+    with pytest.raises(ar.ExtraNamesError):
+        plan([zeros(8), ()], ("embed", ("mlp",)))
+
+
+class Opaque:
+    """No pytree."""
+
+
+def test_names_for_an_object_that_jax_takes_for_a_leaf_are_refused():
+    with pytest.raises(ar.LeafError, match="names are given for a Opaque") as caught:
+        plan({"l": Opaque(), "w": zeros(8)}, {"l": {"w": "embed mlp"}, "w": "embed"})
+    assert caught.value.path == "l"
+    assert specs(plan({"l": Opaque(), "w": zeros(8)}, {"l": None, "w": "embed"})) == {"w": P("data")}
+
+
+def test_a_tied_leaf_without_an_entry_has_the_names_of_its_twin():
+    shared = zeros(8, 4)
+    for names in ({"a": "embed mlp"}, {"b": "embed mlp"}):
+        assert set(specs(plan({"a": shared, "b": shared}, names)).values()) == {P("data", "model")}
+
+
+def test_a_callable_is_asked_for_arrays_alone():
+    found = plan({"w": zeros(8), "s": "text", "f": len}, lambda path, leaf: "embed" if leaf.ndim else None)
+    assert specs(found) == {"w": P("data")}
+
+
 def test_unnamed_replicate_accepts_missing_entries_and_reports_them():
     made = plan({"a": zeros(8), "b": zeros(8, 2)}, {"a": "embed"}, unnamed="replicate")
     assert specs(made)["b"] == P(None, None)
@@ -222,7 +251,18 @@ def test_skipped_rules_and_unused_rules_are_reported():
 
 
 def test_what_is_no_array_passes_through():
-    leaves = {"f": jax.nn.relu, "s": "text", "n": None, "i": 3, "x": 2.5, "b": True, "c": 1j, "p": P("data")}
+    leaves = {
+        "t": np.float32,
+        "o": Opaque(),
+        "f": jax.nn.relu,
+        "s": "text",
+        "n": None,
+        "i": 3,
+        "x": 2.5,
+        "b": True,
+        "c": 1j,
+        "p": P("data"),
+    }
     made = plan(leaves | {"w": zeros(8)}, {"w": "embed"}, unnamed="error")
     assert len(made.placements) == 1
     assert made.specs == leaves | {"w": P("data")}
@@ -267,6 +307,7 @@ def test_the_planned_dtype_is_what_jax_will_hold(source, held):
         np.array([2**32], np.uint64),
         np.zeros(2),
         np.zeros(2, np.complex128),
+        np.zeros(2, np.longdouble),
         np.array(["a"]),
         np.array([None]),
         np.array(["2020-01-01"], "M8[D]"),

@@ -1,11 +1,13 @@
 """The twelve points of resolution, one by one, and the cases of the systems that came before."""
 
+import enum
 import json
 import threading
 import warnings
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
@@ -330,6 +332,70 @@ def test_a_tuple_of_which_neither_part_fits_is_not_said_to_be_taken_in_part():
         "  dimension 1 'b' of size 7: whole: rule #1 b -> (x, y) was skipped: dimension 0 holds x; "
         "rule #1 b -> (x, y) was skipped: size 7 does not divide over y=2"
     )
+
+
+class Word(enum.StrEnum):
+    EMBED = "embed"
+    DATA = "data"
+
+
+def test_enums_of_texts_are_names_and_axes_and_leave_no_trace_in_caches():
+    rules = ar.Rules({Word.EMBED: Word.DATA, "mlp": ("model", Word.DATA)})
+    for names in [(Word.EMBED, "mlp"), ("embed", "mlp"), [Word.EMBED, "mlp"]]:
+        found = ar.logical_to_mesh_axes(names, rules)
+        assert found == P("data", None)
+        assert type(found[0]) is str
+        assert ar.resolve(names, (8, 8), mesh="data=4,model=2", rules=rules).spec == found
+
+
+def test_fill_does_not_hide_a_name_that_no_rule_mentions():
+    tree = {"w": np.zeros((8, 4), np.float32)}
+    options = {"mesh": "data=4", "rules": {"embed": "data"}, "fill": "data", "min_bytes": 1}
+    with pytest.raises(ar.UnknownNameError, match="did you mean 'embed'"):
+        ar.plan(tree, {"w": "embde _"}, unmapped="error", **options)
+    with pytest.warns(ar.UnmappedAxisWarning, match="'embde'"):
+        ar.plan(tree, {"w": "embde _"}, **options)
+
+
+def test_a_repeated_name_is_one_error_under_every_policy():
+    with pytest.raises(ar.RepeatedNameError) as caught:
+        ar.resolve("embed embed", (8, 4), mesh="data=4", rules={"embed": "data"}, unmapped="error")
+    assert caught.value.failures == ()
+
+
+RULES_OF_A = ar.Rules({"a": "x"})
+
+
+def test_each_raise_is_an_error_of_its_own():
+    raised = []
+    for _ in range(2):
+        with pytest.raises(ar.DivisibilityError) as caught:
+            ar.resolve("a", (6,), mesh="x=4", rules=RULES_OF_A)
+        raised.append(caught.value)
+    assert raised[0] is not raised[1]
+
+
+@pytest.mark.parametrize("call", [
+    lambda: ar.resolve("a", 8, rules=RULES_OF_A),
+    lambda: ar.resolve("a", ("x",), rules=RULES_OF_A),
+    lambda: ar.resolve("a", (8.5,), rules=RULES_OF_A),
+    lambda: ar.resolve("a", "8", rules=RULES_OF_A),
+    lambda: ar.resolve("a", rules=RULES_OF_A, taken=["next"]),
+    lambda: ar.resolve((np.array([1, 2]),), rules=RULES_OF_A),
+    lambda: ar.make_mesh(8),
+    lambda: ar.make_mesh([("a", 2)]),
+    lambda: ar.plan({}, {}, mesh="x=2", rules=(), fill=5),
+    lambda: ar.plan({}, {}, mesh="x=2", rules=(), fill=("x", "x")),
+    lambda: ar.plan({}, {}, mesh="x=2", rules=(), min_bytes="1MiB"),
+    lambda: ar.plan({}, {}, mesh="x=2", rules=(), dtype="array"),
+    lambda: ar.plan({}, {}, mesh="x=2", rules=(), memory_kind="gpu"),
+    lambda: ar.NameTable({"a": "x"}, optional="a"),
+    lambda: ar.NameTable({"a": "x"}, optional=[["a"]]),
+    lambda: ar.plan({"w": np.zeros(8, np.float32)}, {"w": P(1)}, mesh="x=2", rules=()),
+])  # fmt: skip
+def test_odd_arguments_are_refused_by_axisrules_itself(call):
+    with pytest.raises(ar.AxisRulesError):
+        call()
 
 
 def test_the_answer_is_the_same_from_a_worker_thread():

@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -144,6 +145,35 @@ def test_several_named_sets_live_in_one_file(tmp_path, suffix):
         ar.Rules.load(path, set="trian")
 
 
+def test_a_set_is_added_without_losing_what_else_the_file_holds(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"lr": 1, "rules": [["a", "x"]]}')
+    ar.Rules({"b": "y"}).dump(path, set="mine")
+    assert json.loads(path.read_text()) == {"lr": 1, "rules": [["a", "x"]], "mine": {"rules": [["b", ["y"]]]}}
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(ar.RulesError, match="no table that a named set could be added to"):
+        ar.Rules({"b": "y"}).dump(tmp_path / "list.json", set="mine")
+    (tmp_path / "deep.toml").write_text("[a.b]\nc = 1\n")
+    with pytest.raises(ar.RulesError, match="without losing other things"):
+        ar.Rules({"b": "y"}).dump(tmp_path / "deep.toml", set="mine")
+    assert (tmp_path / "deep.toml").read_text() == "[a.b]\nc = 1\n"
+    (tmp_path / "plain.json").write_text('{"rules": []}')
+    with pytest.raises(ar.RulesError, match="holds rules without a name"):
+        ar.Rules.load(tmp_path / "plain.json", set="x")
+
+
+def test_a_dump_keeps_the_mode_and_follows_a_link(tmp_path):
+    real, link = tmp_path / "real.toml", tmp_path / "link.toml"
+    ar.Rules({"a": "x"}).dump(real)
+    assert real.stat().st_mode & 0o777 != 0o600
+    real.chmod(0o640)
+    link.symlink_to(real)
+    ar.Rules({"a": "y"}).dump(link)
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert ar.Rules.load(real) == ar.Rules({"a": "y"})
+
+
 words = st.text(min_size=1, max_size=6)
 any_rules = st.lists(
     st.tuples(words, st.one_of(st.none(), words, st.lists(words, unique=True, max_size=3).map(tuple))),
@@ -248,6 +278,23 @@ PATTERNS = [
 @pytest.mark.parametrize(("pattern", "path", "matches"), PATTERNS)
 def test_patterns_match_by_segment(pattern, path, matches):
     assert bool(ar.NameTable({pattern: "embed"}).matches(path)) == matches
+
+
+@pytest.mark.parametrize("pattern", ["*a*a*a*a*a*b", "***********b", "**/**/**/**/a*b*c*/**/x"])
+def test_no_pattern_takes_long(pattern):
+    started = time.perf_counter()
+    assert not ar.NameTable({pattern: None}).matches("a" * 200 + "/" + "abc/" * 50 + "y")
+    assert time.perf_counter() - started < 1  # a bad one takes minutes
+
+
+@pytest.mark.parametrize("path", ["", "w.", "a//b"])
+def test_two_stars_match_the_root_and_empty_segments(path):
+    assert ar.NameTable({"**": None}).matches(path) == (0,)
+
+
+def test_tables_pickle():
+    table = ar.NameTable({"**/w": "embed _", re.compile("a"): None}, optional=["**/w"])
+    assert pickle.loads(pickle.dumps(table)) == table
 
 
 def test_the_first_pattern_wins_and_all_matches_are_known():
