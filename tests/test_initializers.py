@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import axisrules as ar
-from axisrules._initializers import behaviour
+from axisrules._behaviour import behaviour
 
 RULES = {"output": "model", "input": "data"}
 ALL = {
@@ -154,6 +154,13 @@ def test_a_hundred_layers_compile_once_per_shape_and_layout(compilations):
             assert len(compilations) == 2
 
 
+SCALE = 1.0
+
+
+def helper(x):
+    return x * SCALE
+
+
 def named(scale, extra=None):
     table = {"scale": scale}
 
@@ -163,6 +170,7 @@ def named(scale, extra=None):
     def plain(key, shape, dtype, offset=extra):
         return jnp.full(shape, scale + (offset or 0), dtype)
 
+    init.table = table
     return init, plain
 
 
@@ -172,15 +180,85 @@ def test_only_what_certainly_does_the_same_shares():
 
     assert key(initializers.normal()) == key(initializers.normal())
     assert key(initializers.normal(0.1)) != key(initializers.normal(0.2))
+    assert key(initializers.normal(np.float32(0.1))) == key(initializers.normal(np.float32(0.1)))
     assert key(initializers.constant(1)) != key(initializers.constant(1.0))
     assert key(initializers.constant(True)) != key(initializers.constant(1))
     assert key(initializers.constant(0.0)) != key(initializers.constant(-0.0))
     assert key(initializers.normal()) != key(initializers.uniform())
     assert key(named(1)[1]) == key(named(1)[1])
     assert key(named(1, 2)[1]) != key(named(1, 3)[1])
-    assert key(named(1)[0]) != key(named(1)[0])  # they capture a table, which may change
+    assert key(named(1)[0]) == key(named(1)[0])
+    assert key(named(1)[0]) != key(named(2)[0])
+    changed = named(1)[0]
+    changed.table["scale"] = 2
+    assert key(changed) == key(named(2)[0])
     assert key(functools.partial(named(1)[1], offset=2)) == key(functools.partial(named(1)[1], offset=2))
     assert key(functools.partial(named(1)[1], offset=2)) != key(functools.partial(named(1)[1], offset=3))
+    assert key(np.zeros(3).fill) != key(np.ones(3).fill)
+
+
+def test_a_global_that_changes_makes_another_initializer():
+    def make():
+        return lambda key, shape, dtype: helper(jnp.ones(shape, dtype))
+
+    def nested():
+        return lambda key, shape, dtype: jnp.full(shape, SCALE, dtype)
+
+    mesh = ar.make_mesh("data=8")
+    with jax.set_mesh(mesh):
+        for scale in (1.0, 2.0, 1.0):
+            globals().update(SCALE=scale)
+            made = ar.with_logical_partitioning(nested(), "a b")(jax.random.key(0), (8, 8))
+            assert float(made.mean()) == scale
+    globals().update(SCALE=1.0)
+    assert behaviour(make(), []) == behaviour(make(), [])
+
+
+def test_functions_that_refer_to_themselves_are_compared():
+    def make():
+        def init(key, shape, dtype, depth=2):
+            return jnp.ones(shape, dtype) if depth == 0 else init(key, shape, dtype, depth - 1)
+
+        init.me = init
+        return init
+
+    assert behaviour(make(), []) == behaviour(make(), [])
+    with jax.set_mesh(ar.make_mesh("data=8")):
+        assert ar.with_logical_partitioning(make(), "a")(jax.random.key(0), (8,)).sum() == 8
+
+
+def test_a_retrace_runs_the_initializer_of_the_call():
+    def make(value):
+        def init(key, shape, dtype):
+            return jnp.full(shape, value, dtype)
+
+        def set_value(new):
+            nonlocal value
+            value = new
+
+        return init, set_value
+
+    first, rebind = make(1.5)
+    second, _ = make(1.5)
+    with jax.set_mesh(ar.make_mesh("data=8")):
+        ar.with_logical_partitioning(first, "a")(jax.random.key(0), (8,))
+        rebind(7.0)
+        raw = ar.with_logical_partitioning(second, "a")(jax.random.PRNGKey(0), (8,))
+        assert float(raw.mean()) == 1.5
+        assert float(ar.with_logical_partitioning(first, "a")(jax.random.key(0), (8,)).mean()) == 7.0
+
+
+def test_the_dtype_reaches_the_initializer_as_it_was_given(mesh):
+    seen = []
+
+    def init(key, shape, dtype):
+        seen.append(dtype)
+        return jnp.ones(shape, dtype)
+
+    with jax.set_mesh(mesh):
+        ar.with_logical_partitioning(init, "a")(jax.random.key(0), (8,), jnp.float32)
+        assert ar.with_logical_partitioning(init, "a")(jax.random.key(0), (8,), None).dtype == jnp.float32
+    assert all(dtype is jnp.float32 for dtype in seen)
 
 
 def test_functions_that_capture_different_arrays_make_different_parameters(mesh):
