@@ -208,6 +208,34 @@ def test_explicit_axes_in_a_jit_without_its_mesh_are_refused(kind):
         jax.jit(lambda y: ar.constrain(y, "batch embed", mesh=mesh, rules=RULES))(values(16, 8))
 
 
+def test_sizes_as_mesh_in_a_jit_without_a_mesh_are_refused():
+    with pytest.raises(ar.NoMeshError, match="no mesh of its size is active"):
+        jax.jit(lambda y: ar.constrain(y, "batch embed", mesh="data=4,model=2", rules=RULES))(values(16, 8))
+
+
+@pytest.mark.parametrize("how", ["jit", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_as_mesh_stand_for_the_active_mesh_of_those_sizes(kind, how):
+    mesh, x = mesh_of(kind), values(16, 8)
+    result = run(lambda y: ar.constrain(y, "batch embed", mesh="data=4,model=2", rules=RULES), x, mesh, how)
+    assert_lies(result, mesh, P("data", "model"), x)
+
+
+@pytest.mark.parametrize("types", ["auto", "explicit"])
+def test_another_mesh_than_the_explicit_one_of_the_trace_is_refused(types):
+    mesh = mesh_of("explicit")
+    other = ar.make_mesh("data=4,model=2", devices=jax.devices()[::-1], axis_types=types)
+    with pytest.raises(ar.ConstraintError):
+        run(lambda y: ar.constrain(y, "batch embed", mesh=other, rules=RULES), values(16, 8), mesh, "jit")
+
+
+def test_an_open_dimension_that_does_not_divide_on_another_mesh_is_whole():
+    two = ar.make_mesh("data=2", devices=jax.devices()[:2])
+    placed = jax.device_put(values(6, 8), NamedSharding(two, P("data")))
+    laid = ar.constrain(placed, "* embed", mesh=mesh_of("auto"), rules=RULES)
+    assert laid.sharding.spec == P(None, "model")
+
+
 def test_auto_axes_in_a_jit_need_no_active_mesh():
     mesh, x = mesh_of("auto"), values(16, 8)
     assert_lies(

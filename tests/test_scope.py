@@ -408,6 +408,89 @@ def test_a_stored_call_inside_a_trace_is_an_error_when_the_rules_are_needed():
     assert active() == []
 
 
+def test_a_call_through_a_helper_inside_a_trace_is_an_error_when_the_rules_are_needed():
+    def activate():
+        return ar.map_logical_axis_names(A)
+
+    @jax.jit
+    def function(x):
+        activate()
+        return ar.logical_to_mesh_axes("a") and x
+
+    with pytest.raises(ar.ScopeError, match="inside a trace without `with`"):
+        function(1.0)
+
+    @jax.jit
+    def innocent(x):
+        return ar.logical_to_mesh_axes("a") and x
+
+    kept = []
+    jax.jit(lambda x: kept.append(ar.map_logical_axis_names(A)) or x)(1.0)
+    with contextlib.suppress(TypeError):  # a spec is no value of a trace
+        innocent(1.0)
+    assert active() == []
+
+
+def test_two_scopes_may_be_made_before_they_are_entered_inside_a_trace():
+    @jax.jit
+    def function(x):
+        one, two = ar.map_logical_axis_names(A), ar.map_logical_axis_names(B)
+        with one, two:
+            assert active() == rules(B, A)
+        return x
+
+    function(1.0)
+    assert active() == []
+
+
+def test_a_function_may_be_decorated_inside_a_trace():
+    @jax.jit
+    def function(x):
+        @ar.map_logical_axis_names(A)
+        def inner(x):
+            assert active() == rules(A)
+            return x
+
+        return inner(x)
+
+    function(1.0)
+    assert active() == []
+
+
+def test_decorated_generators_may_yield_inside_blocks_of_their_own():
+    @ar.map_logical_axis_names(A)
+    def steps():
+        with ar.map_logical_axis_names(B):
+            yield active()
+            yield active()
+        yield active()
+
+    running = steps()
+    assert next(running) == rules(B, A)
+    assert active() == []
+    with ar.map_logical_axis_names(C):
+        assert next(running) == rules(B, A, C)
+    assert next(running) == rules(A)
+    assert active() == []
+
+
+def test_a_scope_of_a_thread_that_has_ended_prepends_when_entered_elsewhere():
+    made, seen = [], []
+
+    def in_a_thread(work):
+        worker = threading.Thread(target=work)
+        worker.start()
+        worker.join()
+
+    def use():
+        with made[0]:
+            seen.append(active())
+
+    in_a_thread(lambda: made.append(ar.map_logical_axis_names(A)))
+    in_a_thread(use)
+    assert seen == [rules(A)]
+
+
 def test_setting_rules_inside_a_trace_is_an_error():
     with pytest.raises(ar.ScopeError, match="inside a trace"):
         jax.jit(lambda x: ar.set_logical_axis_rules(A) or x)(1.0)

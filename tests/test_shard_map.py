@@ -104,6 +104,47 @@ def test_what_does_not_fit_is_in_one_error():
             wrong(values(8, 8))
 
 
+@pytest.mark.parametrize(
+    ("names", "rules", "shape", "options"),
+    [
+        ("batch embed", {"batch": "data", "embed": "model"}, (1, 8), {}),
+        ("kv embed", {"kv": "model", "embed": "model"}, (1, 8), {}),
+        ("batch embed", {"batch": "data", "embed": "model"}, (6, 8), {"indivisible": "next"}),
+        ("batch", {"batch": ("data", "model")}, (12,), {"indivisible": "partial"}),
+    ],
+)
+def test_results_are_laid_out_as_arguments_of_their_names_where_sizes_decide(names, rules, shape, options):
+    same = ar.shard_map(lambda x: x, in_names=names, out_names=names, rules=rules, **options)
+    x = values(*shape)
+    with jax.set_mesh(ar.make_mesh("data=4,model=2")):
+        np.testing.assert_array_equal(np.asarray(same(x)), x)
+
+
+def test_a_name_without_a_rule_warns():
+    function = ar.shard_map(
+        lambda x: x, in_names="batch embd", out_names=P("data"), rules=ar.Rules(list(RULES)[:2])
+    )
+    with jax.set_mesh(ar.make_mesh("data=4,model=2")), pytest.warns(ar.UnmappedAxisWarning, match="'embd'"):
+        function(values(8, 8))
+
+
+def test_shard_maps_nest():
+    inner = ar.shard_map(lambda x: x + 1, in_names="batch embed", out_names="batch embed", rules=RULES)
+    outer = ar.shard_map(
+        inner, in_names="batch embed", out_names="batch embed", rules=RULES, axis_names={"data"}
+    )
+    with jax.set_mesh(ar.make_mesh("data=4,model=2")):
+        np.testing.assert_array_equal(np.asarray(jax.jit(outer)(values(8, 8))), values(8, 8) + 1)
+
+
+def test_specs_of_results_are_checked():
+    mesh = ar.make_mesh("data=4,model=2")
+    for out in (P("dta"), "* embed"):
+        function = ar.shard_map(lambda x: x, in_names="batch embed", out_names=out, rules=RULES)
+        with jax.set_mesh(mesh), pytest.raises(ar.AxisRulesError):
+            function(values(8, 8))
+
+
 def test_mesh_and_rules_are_needed():
     function = ar.shard_map(lambda x: x, in_names="batch", out_names="batch")
     with pytest.raises(ar.NoMeshError):
