@@ -152,10 +152,10 @@ class Plan:
     def flat_shardings(self) -> tuple[NamedSharding, ...]:
         """The sharding of every placement; equal ones are one object."""
         made: dict[PartitionSpec, NamedSharding] = {}
-        for placement in self.placements:
-            if placement.spec not in made:
-                made[placement.spec] = self._sharding(placement.spec)
-        return tuple(made[placement.spec] for placement in self.placements)
+        specs = [placement.resolution.spec for placement in self.placements]
+        for spec in set(specs):
+            made[spec] = self._sharding(spec)
+        return tuple([made[spec] for spec in specs])
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         if self.memory_kind is None:

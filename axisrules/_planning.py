@@ -181,7 +181,7 @@ class _Work:
         if found.problems:
             self._refuse(path, found.problems, id(found))
         placement = Placement(path, shape, dtype, found, self.by_axis)
-        if _may_be_tied(leaf):
+        if type(leaf) is not jax.ShapeDtypeStruct and _may_be_tied(leaf):  # the cheap test first
             placement = self._tie(leaf, placement)
         self.placements.append(placement)
 

@@ -201,23 +201,23 @@ def _good(rule: Any) -> tuple[str, tuple[str, ...]] | None:
     name, axes = rule
     if not isinstance(name, str) or not name:
         return None
-    name = str.__str__(name)  # an enum of names is names
-    if isinstance(axes, str):
-        return (name, (str.__str__(axes),)) if axes else None
+    if name.__class__ is not str:  # an enum of names is names
+        name = str.__str__(name)
     if axes is None:
         return name, ()
+    if isinstance(axes, str):
+        axes = (axes,)
     if not isinstance(axes, (tuple, list)):
         return None
+    if not _TEXTS.issuperset(map(type, axes)):
+        if not all(isinstance(axis, str) for axis in axes):
+            return None
+        axes = map(str.__str__, axes)
     given = tuple(axes)
-    try:
-        return (name, tuple(map(str.__str__, given))) if _are_axes(given) else None
-    except TypeError:  # something without a hash is no axis
-        return None
+    return (name, given) if "" not in given and len(set(given)) == len(given) else None
 
 
-@lru_cache(maxsize=4096)
-def _are_axes(axes: tuple[Any, ...]) -> bool:
-    return all(isinstance(axis, str) and axis for axis in axes) and len(set(axes)) == len(axes)
+_TEXTS = {str}
 
 
 def _problem(index: int, rule: Any) -> RulesError:

@@ -7,8 +7,8 @@ is the engine's work.
 The words are those of T5X, MaxText and MaxDiffusion models, those of plain checkpoint tables (a word
 that an array has twice is ``_out`` the second time), and the usual ones of activations. Every preset
 mentions all of them, with ``None`` for those that stay whole on purpose, so ``unmapped="error"``
-finds the words that it does not know. Most of them have fallbacks for a dimension that does not
-divide, such as an odd vocabulary: plan with ``indivisible="next"`` to use them.
+finds the words that it does not know. Those that split weights over ``data`` have fallbacks for a
+dimension that does not divide, such as an odd vocabulary: plan with ``indivisible="next"`` to use them.
 
 Every argument is a mesh axis, a tuple of them (major to minor), or ``None`` for none; anything else
 is a ``RulesError``.
@@ -165,7 +165,7 @@ def fsdp_tensor_parallel(data: MeshAxes = "data", model: MeshAxes = "model") -> 
 def sequence_parallel(data: MeshAxes = "data", model: MeshAxes = "model") -> Rules:
     """Tensor parallelism whose activations are split along the sequence between the blocks.
 
-    Weights lie as in ``tensor_parallel``. An activation with heads, hidden units or a vocabulary is
+    Weights lie as in ``tensor_parallel``, but a table of positions along its length. An activation with heads, hidden units or a vocabulary is
     split along those, any other one along its sequence over the same axes, so norms and residuals
     are computed, and kept for the backward pass, once. An all-gather over the model axes opens a
     block and a reduce-scatter closes it, in place of the all-reduce and for the same bytes.
