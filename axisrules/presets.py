@@ -165,10 +165,11 @@ def fsdp_tensor_parallel(data: MeshAxes = "data", model: MeshAxes = "model") -> 
 def sequence_parallel(data: MeshAxes = "data", model: MeshAxes = "model") -> Rules:
     """Tensor parallelism whose activations are split along the sequence between the blocks.
 
-    Weights lie as in ``tensor_parallel``, but a table of positions along its length. An activation with heads, hidden units or a vocabulary is
-    split along those, any other one along its sequence over the same axes, so norms and residuals
-    are computed, and kept for the backward pass, once. An all-gather over the model axes opens a
-    block and a reduce-scatter closes it, in place of the all-reduce and for the same bytes.
+    Weights lie as in ``tensor_parallel``, but a table of positions along its length. An activation
+    with heads, hidden units or a vocabulary is split along those, any other one along its sequence
+    over the same axes, so norms and residuals are computed, and kept for the backward pass, once. An
+    all-gather over the model axes opens a block and a reduce-scatter closes it, in place of the
+    all-reduce and for the same bytes.
 
     The layout of activations is what ``constrain`` is told: name them at the borders of the blocks.
 

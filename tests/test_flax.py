@@ -472,7 +472,10 @@ def test_under_a_mesh_a_named_layer_lies_by_the_active_rules(mesh):
 def test_the_kernel_of_a_named_layer_is_never_whole_on_a_device(mesh):
     seen = []
 
-    def initializer(key, shape, dtype, _own=object()):  # its own: not compiled before
+    mark = object()
+
+    def initializer(key, shape, dtype):
+        assert mark  # its own, so that this was not compiled before
         seen.append(isinstance(key, jax.core.Tracer))
         return jax.random.normal(key, shape, dtype)
 
