@@ -181,6 +181,23 @@ def join(
     )
 
 
+def flatten_pytree(node: Any) -> Flat:
+    """A node as JAX takes it apart, with what stands below it through any adapter.
+
+    For adapters whose framework registers its objects with JAX.
+    """
+    treedef: Any
+    try:
+        found, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda below: below is not node)
+    except (ValueError, TypeError) as cause:
+        raise LeafError(f"JAX cannot take this {type(node).__qualname__} apart: {cause}") from cause
+    if len(found) == 1 and found[0][1] is node:
+        return Flat([()], [node], [NO_ENTRY], lambda new: new[0])
+    return join(
+        [(_segment(path[0]),) for path, _ in found], [flatten(child) for _, child in found], treedef.unflatten
+    )
+
+
 def _flatten_leaf(leaf: Any) -> Flat:
     adapter = adapter_of(type(leaf))
     if adapter is None:

@@ -14,12 +14,11 @@ from functools import cache
 from typing import Any, TypeVar
 
 import equinox as eqx
-import jax
 from jax.sharding import PartitionSpec
 
-from axisrules._errors import AxisRulesError, LeafError, NamesError, raise_all
+from axisrules._errors import AxisRulesError, NamesError, raise_all
 from axisrules._names import parse_names
-from axisrules._trees import NO_ENTRY, Flat, flatten, join
+from axisrules._trees import NO_ENTRY, Flat, flatten_pytree
 
 __all__ = ["AxisNames", "adapter", "named"]
 
@@ -36,7 +35,7 @@ class _Adapter:
         The names of a field go to every leaf below it that has none of its own. Rebuilding runs
         neither ``__init__`` nor ``__check_init__``.
         """
-        flat = _flatten_pytree(node)
+        flat = flatten_pytree(node)
         names = _names(node) if isinstance(node, eqx.Module) else {}
         if not names:
             return flat
@@ -46,19 +45,6 @@ class _Adapter:
 
 
 adapter = _Adapter()
-
-
-def _flatten_pytree(node: Any) -> Flat:
-    """A node as JAX takes it apart, and what stands below it through any adapter."""
-    treedef: Any
-    try:
-        found, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda below: below is not node)
-    except (ValueError, TypeError) as cause:
-        raise LeafError(f"JAX cannot take this {type(node).__qualname__} apart: {cause}") from cause
-    if len(found) == 1 and found[0][1] is node:
-        return Flat([()], [node], [NO_ENTRY], lambda new: new[0])
-    keys = [(jax.tree_util.keystr(path, simple=True),) for path, _ in found]
-    return join(keys, [flatten(child) for _, child in found], treedef.unflatten)
 
 
 def _names(module: eqx.Module) -> Mapping[str, Any]:

@@ -15,8 +15,7 @@ from flax import nnx
 from flax.core.meta import AxisMetadata
 from jax.sharding import NamedSharding, PartitionSpec
 
-from axisrules._errors import LeafError
-from axisrules._trees import NO_ENTRY, Flat, flatten, join
+from axisrules._trees import NO_ENTRY, Flat, flatten, flatten_pytree, join
 from axisrules_flax._named import named
 
 __all__ = ["adapter", "named"]
@@ -38,7 +37,7 @@ class _Adapter:
             return _flatten_module(node)
         if isinstance(node, AxisMetadata) and hasattr(node, "value"):
             return _flatten_box(node)
-        return _flatten_pytree(node)
+        return flatten_pytree(node)
 
 
 adapter = _Adapter()
@@ -57,19 +56,6 @@ def _flatten_module(module: Any) -> Flat:
 
     keys = [tuple(map(str, path)) for path in paths]
     return join(keys, [flatten(leaf) for _, leaf in found], unflatten)
-
-
-def _flatten_pytree(node: Any) -> Flat:
-    """A node as JAX takes it apart, and what stands below it through any adapter."""
-    treedef: Any
-    try:
-        found, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda below: below is not node)
-    except (ValueError, TypeError) as cause:
-        raise LeafError(f"JAX cannot take this {type(node).__qualname__} apart: {cause}") from cause
-    if len(found) == 1 and found[0][1] is node:
-        return Flat([()], [node], [NO_ENTRY], lambda new: new[0])
-    keys = [(jax.tree_util.keystr(path, simple=True),) for path, _ in found]
-    return join(keys, [flatten(child) for _, child in found], treedef.unflatten)
 
 
 def _flatten_variable(variable: Any) -> Flat:
