@@ -159,9 +159,21 @@ def lay_out(leaf: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
     if not explicit:
         return jax.lax.with_sharding_constraint(leaf, NamedSharding(_compat.constraint_mesh(mesh), spec))
     if not auto:
-        return jax.sharding.reshard(leaf, spec)
+        return _typed(jax.sharding.reshard(leaf, spec), spec)
     typed = _keep_open(only_axes(spec, explicit), jax.typeof(leaf).sharding.spec, explicit)
     return _lay_out_mixed(leaf, mesh=mesh, typed=typed, rest=only_axes(spec, auto))
+
+
+def _typed(value: Any, spec: PartitionSpec) -> Any:
+    """The value, if its type has taken on the spec: outside of jit some versions do nothing."""
+    found = tuple(jax.typeof(value).sharding.spec)
+    if found + (None,) * (len(spec) - len(found)) != tuple(spec):
+        raise ConstraintError(
+            "this version of JAX does not lay out Explicit axes in a shard_map outside of jit",
+            spec=spec,
+            fix="call the function that holds the shard_map through jax.jit.",
+        )
+    return value
 
 
 @partial(jax.jit, static_argnames=("mesh", "typed", "rest"))
