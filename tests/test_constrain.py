@@ -90,11 +90,14 @@ def test_inside_shard_map_manual_axes_are_left_out(kind, how, form, manual):
 
     outside = jax.shard_map(inside, mesh=mesh, in_specs=spec, out_specs=spec, axis_names=set(manual))
     placed = jax.device_put(x, NamedSharding(mesh, spec))
+    refused = ""
     try:
         result = run(lambda y: outside(y) * 1, placed, mesh, how)
-    except ar.ConstraintError as error:  # jax 0.10, and said so
+    except ar.ConstraintError as error:
+        refused = str(error)
+    if refused:  # jax 0.10 cannot, and axisrules says so
         assert how == "eager"
-        assert "does not lay out Explicit axes in a shard_map outside of jit" in str(error)
+        assert "does not lay out Explicit axes in a shard_map outside of jit" in refused
         return
     np.testing.assert_array_equal(np.asarray(result), x)
     explicit = {a for a, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Explicit}
