@@ -35,7 +35,6 @@ from axisrules._errors import UnmappedAxisWarning as UnmappedAxisWarning
 from axisrules._initializers import with_logical_partitioning as with_logical_partitioning
 from axisrules._meshes import create_named_sharding as create_named_sharding
 from axisrules._meshes import make_mesh as make_mesh
-from axisrules._names import NameTable as NameTable
 from axisrules._place import shard_tree as shard_tree
 from axisrules._plan import Placement as Placement
 from axisrules._plan import Plan as Plan
@@ -49,5 +48,6 @@ from axisrules._scope import set_logical_axis_rules as set_logical_axis_rules
 from axisrules._shard_map import shard_map as shard_map
 from axisrules._single import logical_to_mesh_axes as logical_to_mesh_axes
 from axisrules._single import resolve as resolve
+from axisrules._tables import NameTable as NameTable
 
 __version__ = "0.1.0"

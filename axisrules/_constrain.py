@@ -99,7 +99,7 @@ def constrain(
         try:
             works.append(_work(job, leaf, entry))
         except AxisRulesError as error:
-            failures += [one.at([path] if path else []) for one in error.failures or [error]]
+            failures += error.singles_at(path)
     raise_all(failures)
     if job.policy.unmapped == "warn":
         warn_once(job.rules, [work.resolution for work in works if work is not None])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from axisrules._errors import AxisRulesError, ExtraNamesError
-from axisrules._names import NameTable
+from axisrules._tables import NameTable
 from axisrules._text import nearest
 from axisrules._trees import NO_ENTRY, Flat, children, nested
 

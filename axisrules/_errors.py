@@ -65,6 +65,10 @@ class AxisRulesError(ValueError):
         """The same error with the paths of the leaves where it happened."""
         return type(self)(self.headline, paths=paths, fix=self.fix, failures=self.failures, **self.facts)
 
+    def singles_at(self, path: str) -> list[AxisRulesError]:
+        """The single errors that this one consists of, at the leaf where it happened."""
+        return [one.at([path] if path else []) for one in self.failures or [self]]
+
     def _text(self) -> str:
         if self.failures:
             return _gathered_text(self.headline, self.failures)
@@ -277,7 +281,6 @@ REASONS: dict[str, tuple[str, type[AxisRulesError] | None]] = {
     "filled": ("split over {axes} by fill", None),
     "explicit_spec": ("laid out by the given PartitionSpec", SpecError),
     "whole_on_purpose": ("whole: the leaf's names are None", None),
-    "scalar": ("a scalar has no dimension to split", None),
     "unconstrained": ("left to the compiler", UnconstrainedError),
     "names_missing": ("whole: the leaf has no names", MissingNamesError),
     "pattern_overlap": ("a later pattern matches this leaf too", None),

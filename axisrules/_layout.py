@@ -20,7 +20,7 @@ from axisrules import _compat
 from axisrules._errors import ConstraintError, NoMeshError
 from axisrules._meshes import axis_sizes
 from axisrules._names import UNCONSTRAINED
-from axisrules._specs import make_spec
+from axisrules._specs import axes_of, make_spec
 
 AnyMesh = Mesh | AbstractMesh
 
@@ -94,7 +94,7 @@ def check_expressible(mesh: AnyMesh, spec: PartitionSpec, *, traced: bool, known
         )
     sizes = dict(axis_sizes(mesh))
     for dim, entry in enumerate(spec):
-        split = [axis for axis in _axes(entry) if sizes[axis] > 1]
+        split = [axis for axis in axes_of(entry) if sizes[axis] > 1]
         kinds = [axis in explicit for axis in split]
         if kinds != sorted(kinds, reverse=True):
             raise ConstraintError(
@@ -130,21 +130,17 @@ def _check_mesh_of_trace(mesh: AnyMesh, known: Any, facts: dict[str, Any]) -> No
         )
 
 
-def _axes(entry: Any) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ()
-
-
 def only_axes(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
     """The spec without any other axes; open dimensions stay open."""
     return make_spec(tuple(
-        entry if entry is UNCONSTRAINED else tuple(a for a in _axes(entry) if a in axes)
+        entry if entry is UNCONSTRAINED else tuple(a for a in axes_of(entry) if a in axes)
         for entry in spec
     ))  # fmt: skip
 
 
 def without_axes(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
     """The spec without some axes; open dimensions stay open."""
-    used = [axis for entry in spec for axis in _axes(entry) if axis not in axes]
+    used = [axis for entry in spec for axis in axes_of(entry) if axis not in axes]
     return only_axes(spec, used)
 
 
@@ -201,14 +197,14 @@ def _only_dividing(spec: PartitionSpec, mesh: AnyMesh, shape: Sequence[int]) -> 
     def fits(axes: Sequence[str], size: int) -> bool:
         return size % math.prod(sizes[axis] for axis in axes) == 0
 
-    held = zip(map(_axes, spec), shape, strict=True)
+    held = zip(map(axes_of, spec), shape, strict=True)
     return make_spec(tuple(axes if fits(axes, size) else () for axes, size in held))
 
 
 def _keep_open(spec: PartitionSpec, own: Sequence[Any], axes: Sequence[str]) -> PartitionSpec:
     """The spec with every open dimension as it is now, but for axes that another one takes."""
-    used = {axis for entry in spec for axis in _axes(entry)}
+    used = {axis for entry in spec for axis in axes_of(entry)}
     known = (*own, *[None] * (len(spec) - len(own)))
-    free = [tuple(axis for axis in _axes(mine) if axis in axes and axis not in used) for mine in known]
+    free = [tuple(axis for axis in axes_of(mine) if axis in axes and axis not in used) for mine in known]
     pairs = zip(spec, free, strict=True)
-    return make_spec(tuple(kept if entry is UNCONSTRAINED else _axes(entry) for entry, kept in pairs))
+    return make_spec(tuple(kept if entry is UNCONSTRAINED else axes_of(entry) for entry, kept in pairs))

@@ -23,7 +23,7 @@ from axisrules._errors import (
     raise_all,
 )
 from axisrules._meshes import MeshLike, axis_sizes
-from axisrules._names import NameTable, fit_names, parse_names
+from axisrules._names import fit_names, parse_names
 from axisrules._options import Options, make_options
 from axisrules._plan import SLOT, Placement, Plan, ReportRow, Structure
 from axisrules._resolution import Resolution, Sizes
@@ -31,6 +31,7 @@ from axisrules._resolve import resolve_array
 from axisrules._rules import RulesLike
 from axisrules._single import warn_unmapped
 from axisrules._specs import check_spec
+from axisrules._tables import NameTable
 from axisrules._text import format_bytes
 from axisrules._trees import NO_ENTRY, Flat, flatten
 

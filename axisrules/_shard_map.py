@@ -151,7 +151,7 @@ def _specs(tree: Any, names: Any, job: Job) -> Any:
         try:
             specs.append(_spec(getattr(leaf, "shape", ()), entry, job))
         except AxisRulesError as error:
-            failures += [one.at([path] if path else []) for one in error.failures or [error]]
+            failures += error.singles_at(path)
     raise_all(failures)
     return flat.rebuild(specs)
 

@@ -28,6 +28,11 @@ def make_spec(entries: tuple[Any, ...]) -> PartitionSpec:
     ])  # fmt: skip
 
 
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a spec; none for a dimension that is whole or open."""
+    return (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ()
+
+
 def check_spec(
     spec: PartitionSpec,
     rules: Rules,
@@ -37,7 +42,7 @@ def check_spec(
     unconstrained: bool = False,
 ) -> Resolution:
     """The resolution of an array whose layout is given as a spec, checked against mesh and shape."""
-    axes = [(e,) if isinstance(e, str) else tuple(e) if isinstance(e, tuple) else () for e in spec]
+    axes = list(map(axes_of, spec))
     known = dict(sizes)
     problems = [*_spec_problems(spec, axes, known, shape)]
     if not unconstrained:

@@ -58,7 +58,7 @@ LAYERS = [
     {"_errors"},
     {"_files"},
     {"_names", "_rules", "_meshes"},
-    {"_scope", "_resolution", "_specs", "_refusals", "_policies"},
+    {"_tables", "_scope", "_resolution", "_specs", "_refusals", "_policies"},
     {"_resolve", "_trees"},
     {"_single", "_entries", "_leaves", "_layout", "_plan", "presets"},
     {"_options"},
