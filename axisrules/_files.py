@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from axisrules._errors import AxisRulesError, MissingExtraError, RulesError
+from axisrules._errors import AxisRulesError, RulesError
+from axisrules._extras import extra_module
 from axisrules._text import did_you_mean
 
 SUFFIXES = (".toml", ".json", ".yaml", ".yml")
@@ -79,13 +80,7 @@ def _read_yaml(text: str) -> Any:
 
 
 def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError as cause:
-        raise MissingExtraError(
-            "YAML files need PyYAML, which is not installed", fix="pip install 'axisrules[yaml]'"
-        ) from cause
-    return yaml
+    return extra_module("yaml", package="PyYAML", extra="yaml", purpose="YAML files")
 
 
 def _replace(path: Path, text: str) -> None:

@@ -55,7 +55,9 @@ def test_planning_starts_no_backend():
 
 LAYERS = [
     {"_text", "_compat", "_behaviour"},
+    {"_messages"},
     {"_errors"},
+    {"_extras"},
     {"_files"},
     {"_names", "_rules", "_meshes"},
     {"_tables", "_scope", "_resolution", "_specs", "_refusals", "_policies"},
@@ -63,7 +65,8 @@ LAYERS = [
     {"_single", "_entries", "_leaves", "_layout", "_plan", "presets"},
     {"_options"},
     {"_planning"},
-    {"_constrain", "_place", "_initializers", "_shard_map"},
+    {"_constrain", "_place", "_initializers", "_shard_map", "_slices", "_states"},
+    {"_init", "_batches", "catalog", "checkpoints", "report", "cost"},
     {"__init__", "demo"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
