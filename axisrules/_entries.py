@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from axisrules._errors import AxisRulesError, ExtraNamesError
+from axisrules._marks import Marks
 from axisrules._tables import NameTable
 from axisrules._text import nearest
 from axisrules._trees import NO_ENTRY, Flat, children, nested
@@ -25,12 +26,14 @@ class Entries:
         overlaps: (path, first pattern, later pattern) where several patterns match.
         unused: Patterns that match no leaf.
         problems: Names without a leaf, or names for a node.
+        marks: The marks that a table gives, by path.
     """
 
     entries: list[Any]
     overlaps: list[tuple[str, str, str]] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     problems: list[AxisRulesError] = field(default_factory=list)
+    marks: dict[str, Marks] = field(default_factory=dict)
 
 
 def find_entries(tree: Any, flat: Flat, names: Any) -> Entries:
@@ -46,13 +49,15 @@ def find_entries(tree: Any, flat: Flat, names: Any) -> Entries:
 
 
 def _from_table(paths: Sequence[str], table: NameTable) -> Entries:
-    rules = list(table)
+    rules, marks = list(table), table.marks
     found = Entries([])
     matched: set[int] = set()
     for path in paths:
         hits = table.matches(path)
         found.entries.append(rules[hits[0]][1] if hits else NO_ENTRY)
         matched.update(hits)
+        if marks and hits and hits[0] in marks:
+            found.marks[path] = marks[hits[0]]
         found.overlaps += [(path, _text(rules[hits[0]][0]), _text(rules[hit][0])) for hit in hits[1:]]
     found.unused = [
         _text(pattern)
@@ -76,7 +81,7 @@ def _from_tree(tree: Any, flat: Flat, names: Any) -> Entries:
     found = Entries([NO_ENTRY] * len(flat.leaves))
     extra: list[str] = []
     shallow: list[str] = []
-    _walk(nested(flat), names, (), found.entries, extra, shallow, _empty_places(tree))
+    _walk(nested(flat), names, (), found.entries, extra, shallow, empty_places(tree))
     if shallow:
         found.problems.append(
             ExtraNamesError(
@@ -148,7 +153,7 @@ def _reads_as_names(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and all(v is None or isinstance(v, str) for v in value)
 
 
-def _empty_places(tree: Any) -> dict[tuple[str, ...], Any]:
+def empty_places(tree: Any) -> dict[tuple[str, ...], Any]:
     """Where the tree has ``None`` or an empty container.
 
     Names in place of ``None`` are for an array that this tree does without; in place of an empty

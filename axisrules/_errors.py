@@ -211,6 +211,7 @@ REASONS: dict[str, tuple[str, type[AxisRulesError] | None]] = {
     "size_one_dim": ("a dimension of size 1 cannot be split", None),
     "absent_axis": ("the mesh has no axis {axis}", AbsentAxisError),
     "nothing_left": ("its axes of size 1 stand in the spec already", None),
+    "splits_group": ("{axes} would split a group of elements that belong together", DivisibilityError),
     "filled": ("split over {axes} by fill", None),
     "explicit_spec": ("laid out by the given PartitionSpec", SpecError),
     "whole_on_purpose": ("whole: the leaf's names are None", None),
@@ -218,6 +219,8 @@ REASONS: dict[str, tuple[str, type[AxisRulesError] | None]] = {
     "names_missing": ("whole: the leaf has no names", MissingNamesError),
     "pattern_overlap": ("a later pattern matches this leaf too", None),
     "unused_pattern": ("no leaf matches this pattern", None),
+    "cuts_fused": ("split across the parts that are fused in it", None),
+    "splits_heads": ("split across its fused parts, unless every device gets whole heads", None),
     "unused_rule": ("no dimension bears this name", None),
 }
 

@@ -55,7 +55,7 @@ def write(path: str | os.PathLike[str], data: dict[str, Any], error: type[AxisRu
         text = _yaml().safe_dump(data, sort_keys=False)
     _check_round_trip(path, suffix, text, data, error)
     try:
-        _replace(Path(os.path.realpath(path)), text)
+        write_text(Path(os.path.realpath(path)), text)
     except (OSError, UnicodeEncodeError) as cause:
         raise error(f"cannot write {path}: {cause}", paths=[str(path)]) from cause
 
@@ -83,7 +83,8 @@ def _yaml() -> Any:
     return extra_module("yaml", package="PyYAML", extra="yaml", purpose="YAML files")
 
 
-def _replace(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -123,15 +124,25 @@ def _check_round_trip(
 
 
 def _toml(data: dict[str, Any]) -> str:
-    """TOML of one level of tables that hold strings, lists and lists of lists."""
-    plain = [f"{_toml_value(k)} = {_toml_value(v)}" for k, v in data.items() if not isinstance(v, dict)]
-    tables = [f"[{_toml_value(k)}]\n{_toml(v)}" for k, v in data.items() if isinstance(v, dict)]
+    """TOML of one level of tables; what stands deeper is written in one line."""
+    plain = [_toml_line(k, v) for k, v in data.items() if not isinstance(v, dict)]
+    tables = [
+        "\n".join([f"[{_toml_value(name)}]", *(_toml_line(k, v) for k, v in table.items())]) + "\n"
+        for name, table in data.items()
+        if isinstance(table, dict)
+    ]
     return "\n".join([*plain, *tables]) + "\n"
+
+
+def _toml_line(key: str, value: Any) -> str:
+    return f"{_toml_value(key)} = {_toml_value(value)}"
 
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, list) and any(isinstance(item, list) for item in value):
         return "[\n" + "".join(f"  {_toml_value(item)},\n" for item in value) + "]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(_toml_line(k, v) for k, v in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml_value, value))}]"
     # A JSON string is a TOML string but for DEL, which JSON leaves as it is.

@@ -51,6 +51,10 @@ class Described(NamedTuple):
     dtype: Any
 
 
+class Future(jax.ShapeDtypeStruct):
+    """An array that is still to be made: like an array, one object is one array."""
+
+
 _ENABLE_X64 = 'jax.config.update("jax_enable_x64", True)'
 _NARROW = {"int64": np.dtype(np.int32), "uint64": np.dtype(np.uint32)}
 _ARRAYS = (np.ndarray, jax.ShapeDtypeStruct, jax.Array)
@@ -88,6 +92,11 @@ def describe(leaf: Any, dtype: Any = None) -> Described | None:
     return Described(tuple(leaf.shape), held)
 
 
+def may_be_tied(leaf: Any) -> bool:
+    """Whether one object at two paths means one array; equal numpy scalars may be one object."""
+    return isinstance(leaf, (np.ndarray, jax.Array, Future))
+
+
 def is_opaque(leaf: Any) -> bool:
     """Whether a leaf is an object of which nobody knows whether it holds arrays."""
     return not (isinstance(leaf, _NOT_ARRAYS) or callable(leaf))
@@ -121,7 +130,7 @@ def _is_jax_dtype(dtype: Any) -> bool:
     known = (
         isinstance(dtype, np.dtype)
         and dtype.isnative
-        and dtype.char not in "gG"  # long doubles
+        and not (dtype.char in "gG" and dtype.kind in "fc")  # long doubles; ml_dtypes has letters of its own
         and (dtype.kind in "biufc" or _is_extended_float(dtype))
     )
     known = known or (not isinstance(dtype, np.dtype) and jax.dtypes.issubdtype(dtype, jax.dtypes.extended))

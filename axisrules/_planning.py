@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from axisrules import _leaves
@@ -22,6 +21,7 @@ from axisrules._errors import (
     TiedError,
     raise_all,
 )
+from axisrules._marked import Groups, Marked, find_marked, fused_notes, tell_in_groups
 from axisrules._meshes import MeshLike, axis_sizes
 from axisrules._names import fit_names, parse_names
 from axisrules._options import Options, make_options
@@ -105,11 +105,16 @@ def plan(
     return make_plan(tree, flatten(tree), names, options)
 
 
-def make_plan(tree: Any, flat: Flat, names: Any, options: Options) -> Plan:
-    """The plan of a tree that was taken apart; raises every failure at once."""
+def make_plan(tree: Any, flat: Flat, names: Any, options: Options, marked: Marked | None = None) -> Plan:
+    """The plan of a tree that was taken apart; raises every failure at once.
+
+    Where the names are no table, ``marked`` has what the marks of one say.
+    """
     found = find_entries(tree, flat, names)
-    work = _Work(options, in_table=isinstance(names, NameTable))
-    entries = _shared(flat.leaves, found.entries)
+    if marked is None:
+        marked = find_marked(found.marks, flat.paths, flat.leaves)
+    work = _Work(options, in_table=isinstance(names, NameTable), groups=marked.groups)
+    entries = share_entries(flat.leaves, found.entries)
     for path, leaf, entry in zip(flat.paths, flat.leaves, entries, strict=True):
         work.add(path, leaf, entry)
     raise_all([*found.problems, *work.failures()])
@@ -121,32 +126,27 @@ def make_plan(tree: Any, flat: Flat, names: Any, options: Options) -> Plan:
         options.rules,
         options.memory_kind,
         Structure(flat.rebuild, tuple(work.kept)),
-        (*work.notes(), *_notes(found)),
+        (*work.notes(), *_notes(found), *fused_notes(marked.fused, work.placements)),
     )
 
 
-def _shared(leaves: Sequence[Any], entries: list[Any]) -> list[Any]:
+def share_entries(leaves: Sequence[Any], entries: list[Any]) -> list[Any]:
     """The entries, in which a tied leaf without names has those of its twin."""
     if NO_ENTRY not in entries:
         return entries
     pairs = zip(leaves, entries, strict=True)
-    known = {id(leaf): entry for leaf, entry in pairs if entry is not NO_ENTRY and _may_be_tied(leaf)}
+    known = {id(leaf): entry for leaf, entry in pairs if entry is not NO_ENTRY and _leaves.may_be_tied(leaf)}
     return [
-        known.get(id(leaf), entry) if entry is NO_ENTRY and _may_be_tied(leaf) else entry
+        known.get(id(leaf), entry) if entry is NO_ENTRY and _leaves.may_be_tied(leaf) else entry
         for leaf, entry in zip(leaves, entries, strict=True)
     ]
-
-
-def _may_be_tied(leaf: Any) -> bool:
-    """Whether one object at two paths means one array; equal numpy scalars may be one object."""
-    return isinstance(leaf, (np.ndarray, jax.Array))
 
 
 class _Work:
     """A plan in the making: what was placed, and what failed."""
 
-    def __init__(self, options: Options, *, in_table: bool) -> None:
-        self.options, self.in_table = options, in_table
+    def __init__(self, options: Options, *, in_table: bool, groups: dict[str, Groups]) -> None:
+        self.options, self.in_table, self.groups = options, in_table, groups
         self.sizes: Sizes = axis_sizes(options.mesh)
         self.by_axis = dict(self.sizes)
         self.describe = _leaves.Describer(options.dtype)
@@ -175,14 +175,14 @@ class _Work:
         shape, dtype = described
         if entry is NO_ENTRY and shape:
             self.missing.append((path, described))
-        found = self._resolution(entry, shape, dtype)
+        found = self._resolution(entry, shape, dtype, self.groups.get(path))
         if isinstance(found, AxisRulesError):
             self._refuse(path, (found,), id(found))
             return
         if found.problems:
             self._refuse(path, found.problems, id(found))
         placement = Placement(path, shape, dtype, found, self.by_axis)
-        if type(leaf) is not jax.ShapeDtypeStruct and _may_be_tied(leaf):  # the cheap test first
+        if type(leaf) is not jax.ShapeDtypeStruct and _leaves.may_be_tied(leaf):  # the cheap test first
             placement = self._tie(leaf, placement)
         self.placements.append(placement)
 
@@ -202,19 +202,23 @@ class _Work:
             )
         return placement._replace(tied_to=first.path)
 
-    def _resolution(self, entry: Any, shape: tuple[int, ...], dtype: Any) -> Resolution | AxisRulesError:
+    def _resolution(
+        self, entry: Any, shape: tuple[int, ...], dtype: Any, groups: Groups | None
+    ) -> Resolution | AxisRulesError:
         if isinstance(entry, list):
             entry = tuple(entry)
-        key = (type(entry), entry, shape, dtype)  # the type: a spec may equal a tuple of names
+        key = (type(entry), entry, shape, dtype, groups)  # the type: a spec may equal a tuple of names
         try:
             return self.known[key]
         except KeyError:
-            found = self.known[key] = self._resolve(entry, shape, dtype)
+            found = self.known[key] = self._resolve(entry, shape, dtype, groups)
             return found
         except TypeError:  # malformed names without a hash
-            return self._resolve(entry, shape, dtype)
+            return self._resolve(entry, shape, dtype, groups)
 
-    def _resolve(self, entry: Any, shape: tuple[int, ...], dtype: Any) -> Resolution | AxisRulesError:
+    def _resolve(
+        self, entry: Any, shape: tuple[int, ...], dtype: Any, groups: Groups | None
+    ) -> Resolution | AxisRulesError:
         options = self.options
         if isinstance(entry, PartitionSpec):
             return check_spec(entry, options.rules, self.sizes, shape)
@@ -225,7 +229,10 @@ class _Work:
             return error
         big = math.prod(shape) * int(dtype.itemsize) >= options.min_bytes
         fill = options.fill if big else ()
-        found = resolve_array(names, options.rules, self.sizes, shape, options.policy, fill=fill)
+        counted = shape if groups is None else groups.counted(shape)
+        found = resolve_array(names, options.rules, self.sizes, counted, options.policy, fill=fill)
+        if groups is not None:
+            found = tell_in_groups(found, groups, shape)
         if not whole:
             return found
         reason = "names_missing" if entry is NO_ENTRY else "whole_on_purpose"

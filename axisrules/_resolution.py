@@ -86,11 +86,11 @@ class Resolution(NamedTuple):
     def __str__(self) -> str:
         lines = [f"{format_spec(self.spec)} for {self.names!r}"]
         for number, dim in enumerate(self.dims):
-            lines.append(f"  dimension {number} {_label(dim)}: {_why(self, dim)}")
+            lines.append(f"  dimension {number} {_label(dim)}: {why(self, dim)}")
         return "\n".join(lines)
 
 
-_SKIPPED = {"axis_taken", "indivisible", "size_one_dim", "absent_axis", "nothing_left"}
+SKIPPED = {"axis_taken", "indivisible", "size_one_dim", "absent_axis", "nothing_left", "splits_group"}
 
 
 def _label(dim: Dim) -> str:
@@ -98,9 +98,10 @@ def _label(dim: Dim) -> str:
     return name if dim.size is None else f"{name} of size {dim.size}"
 
 
-def _why(resolution: Resolution, dim: Dim) -> str:
+def why(resolution: Resolution, dim: Dim) -> str:
+    """Why a dimension of a resolution went where it did."""
     texts = [_skip_text(resolution, dim, skip) for skip in dim.skips]
-    if dim.reason in _SKIPPED:
+    if dim.reason in SKIPPED:
         return f"whole: {'; '.join(texts)}"
     rule = "" if dim.rule is None else rule_text(resolution.rules, dim.rule)
     axes = axes_text(dim.axes, resolution.sizes)

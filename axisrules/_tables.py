@@ -10,10 +10,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from axisrules import _files
 from axisrules._errors import NamesError, NameTableError, raise_all
+from axisrules._marks import Marks, parse_marks
 from axisrules._names import parse_names
 
 
@@ -52,20 +53,29 @@ class NameTable:
 
     Args:
         entries: A mapping or pairs: pattern to names (a tuple, a text, or ``None`` for an array
-            that is whole on purpose).
+            that is whole on purpose), or to a mapping of ``names`` with ``optional`` and marks
+            (``fused``, ``packed``, ``groups``: see the example).
         optional: Patterns of ``entries`` that a tree may lack without a remark in the report.
 
     Raises:
         NameTableError: An entry is malformed; all of them are named.
 
     Example:
-        >>> import axisrules as ar
+        >>> import axisrules as ar, numpy as np
         >>> table = ar.NameTable({"**/kernel": "embed mlp", "**/bias": ("mlp",)})
         >>> table.find("layers/0/kernel")
         ('embed', 'mlp')
+
+        Matrices that are fused are marked, so that a plan that cuts across them says so:
+
+        >>> qkv = {"names": "qkv embed", "fused": {"dim": 0, "order": "concat", "parts": ["q", "k", "v"]}}
+        >>> plan = ar.plan({"qkv": np.zeros((24, 8), np.float32)}, ar.NameTable({"qkv": qkv}),
+        ...                mesh="model=2", rules={"qkv": "model", "embed": None})
+        >>> [(row.dim, row.reason) for row in plan.report]
+        [(0, 'cuts_fused')]
     """
 
-    __slots__ = ("_entries", "_matchers", "_memo", "_numbers", "_optional")
+    __slots__ = ("_entries", "_marks", "_matchers", "_memo", "_numbers", "_optional")
 
     _memo: dict[str, tuple[int, ...]]
 
@@ -77,12 +87,14 @@ class NameTable:
     ) -> None:
         pairs = _pairs(entries)
         failures: list[NameTableError] = []
-        self._entries = tuple(_entry(number, pair, failures) for number, pair in enumerate(pairs))
-        self._optional = _patterns(optional)
+        read = [_entry(number, pair, failures) for number, pair in enumerate(pairs)]
+        self._entries = tuple((one.pattern, one.names) for one in read)
+        self._marks = {number: one.marks for number, one in enumerate(read) if one.marks != Marks()}
+        self._optional = _patterns(optional) | {one.pattern for one in read if one.optional}
         for pattern in self._optional - {pattern for pattern, _ in self._entries}:
             failures.append(NameTableError(f"optional pattern {pattern!r} is no pattern of the table"))
         raise_all(failures)
-        self._matchers = tuple(_matcher(pattern) for pattern, _ in self._entries)
+        self._matchers: tuple[Callable[[str, str], Any], ...] | None = None  # made when first needed
         self._numbers, self._memo = _spelled_numbers(self._entries), {}
 
     def matches(self, path: str) -> tuple[int, ...]:
@@ -96,6 +108,8 @@ class NameTable:
         return found
 
     def _match(self, path: str) -> tuple[int, ...]:
+        if self._matchers is None:
+            self._matchers = tuple(_matcher(pattern) for pattern, _ in self._entries)
         segments = path.replace(".", "/") + "/"
         return tuple(i for i, matches in enumerate(self._matchers) if matches(path, segments))
 
@@ -115,28 +129,22 @@ class NameTable:
         """The patterns that a tree may lack."""
         return self._optional
 
+    @property
+    def marks(self) -> dict[int, Marks]:
+        """The marks of those entries that have any, by position."""
+        return dict(self._marks)
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NameTable:
         """Reads a table: ``names`` maps patterns to names, ``optional`` lists patterns.
 
         Names are a text in short form, a list with ``""`` for ``None``, or ``false`` for an
-        array that is whole on purpose.
+        array that is whole on purpose. With marks they stand in a table of their own::
+
+            "**.qkv" = {names = "qkv embed", fused = {dim = 0, order = "concat", parts = ["q", "k", "v"]}}
+            "**.qweight" = {names = "mlp embed", optional = true, groups = {dim = 0, like = "scales"}}
         """
-        where = os.fspath(path)
-        data = _files.read(path, NameTableError)
-        if not isinstance(data, Mapping) or not isinstance(data.get("names"), Mapping):
-            raise NameTableError(
-                f"{where} has no table 'names' that maps patterns to names",
-                paths=[where],
-                fix='write [names] and below it lines like "**/kernel" = "embed mlp".',
-            )
-        entries = {pattern: _from_plain(names) for pattern, names in data["names"].items()}
-        try:
-            return cls(entries, optional=data.get("optional", ()))
-        except NameTableError as error:
-            raise NameTableError(
-                f"{where}: {error.headline}", paths=[where], failures=error.failures, fix=error.fix
-            ) from error
+        return read_table(_files.read(path, NameTableError), os.fspath(path))
 
     def dump(self, path: str | os.PathLike[str]) -> None:
         """Writes the table in the form that ``load`` reads."""
@@ -144,9 +152,14 @@ class NameTable:
         if regexes:
             raise NameTableError(f"a compiled pattern cannot be written to a file: {regexes[0]!r}")
         optional = [pattern for pattern, _ in self._entries if pattern in self._optional]
-        names = {pattern: _to_plain(names) for pattern, names in reversed(self._entries)}
-        names = dict(reversed(names.items()))  # of a pattern that stands twice the first counts
+        given = [(pattern, self._plain(number)) for number, (pattern, _) in enumerate(self._entries)]
+        names = dict(reversed(dict(reversed(given)).items()))  # the first of a pattern counts
         _files.write(path, {"optional": optional, "names": names}, NameTableError)
+
+    def _plain(self, number: int) -> Any:
+        """What stands in a file for one entry."""
+        names = _to_plain(self._entries[number][1])
+        return {"names": names, **self._marks[number].plain()} if number in self._marks else names
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return iter(self._entries)
@@ -157,17 +170,43 @@ class NameTable:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NameTable):
             return NotImplemented
-        return (self._entries, self._optional) == (other._entries, other._optional)
+        mine = (self._entries, self._optional, self._marks)
+        return mine == (other._entries, other._optional, other._marks)
 
     def __hash__(self) -> int:
         return hash(self._entries)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _table_of, (self._entries, self._optional)
+        entries = [
+            (pattern, {"names": names, **self._marks[number].plain()} if number in self._marks else names)
+            for number, (pattern, names) in enumerate(self._entries)
+        ]
+        return _table_of, (entries, self._optional)
 
     def __repr__(self) -> str:
         lines = "".join(f"\n    {pattern!r}: {names!r}," for pattern, names in self._entries)
         return f"NameTable({{{lines}\n}})" if lines else "NameTable({})"
+
+
+def read_table(data: Any, where: str) -> NameTable:
+    """The table that the content of a file says.
+
+    Raises:
+        NameTableError: It is no table; the file is named.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("names"), Mapping):
+        raise NameTableError(
+            f"{where} has no table 'names' that maps patterns to names",
+            paths=[where],
+            fix='write [names] and below it lines like "**/kernel" = "embed mlp".',
+        )
+    entries = {pattern: _from_plain(names) for pattern, names in data["names"].items()}
+    try:
+        return NameTable(entries, optional=data.get("optional", ()))
+    except NameTableError as error:
+        raise NameTableError(
+            f"{where}: {error.headline}", paths=[where], failures=error.failures, fix=error.fix
+        ) from error
 
 
 def _patterns(optional: Any) -> frozenset[Any]:
@@ -192,21 +231,38 @@ def _pairs(entries: Any) -> Iterable[Any]:
     return entries
 
 
-def _entry(number: int, pair: Any, failures: list[NameTableError]) -> tuple[Any, Any]:
+class _Entry(NamedTuple):
+    """One entry as it was read."""
+
+    pattern: Any = ""
+    names: Any = None
+    optional: bool = False
+    marks: Marks = Marks()
+
+
+def _entry(number: int, pair: Any, failures: list[NameTableError]) -> _Entry:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         failures.append(NameTableError(f"entry #{number} is {pair!r}, not a pattern with its names"))
-        return "", None
-    pattern, names = pair
+        return _Entry()
+    pattern, value = pair
     if not (isinstance(pattern, re.Pattern) or (isinstance(pattern, str) and pattern)):
         failures.append(NameTableError(f"the pattern of entry #{number} is {pattern!r}, not a text"))
-        return "", None
+        return _Entry()
     try:
-        return pattern, None if names is None else parse_names(names)
-    except NamesError as error:
+        return _entry_of(pattern, value)
+    except (NamesError, NameTableError) as error:
         failures.append(
             NameTableError(f"entry #{number} ({_text(pattern)}): {error.headline}", fix=error.fix)
         )
-        return pattern, None
+        return _Entry(pattern)
+
+
+def _entry_of(pattern: Any, value: Any) -> _Entry:
+    if not isinstance(value, Mapping):
+        return _Entry(pattern, None if value is None else parse_names(value))
+    names = None if value.get("names") is None else parse_names(value["names"])
+    marks = parse_marks(value, None if names is None or ... in names else len(names))
+    return _Entry(pattern, names, value.get("optional", False), marks)
 
 
 def _spelled_numbers(entries: Iterable[tuple[Any, Any]]) -> Callable[[re.Match[str]], str] | None:
@@ -234,6 +290,8 @@ def _matcher(pattern: Any) -> Callable[[str, str], Any]:
 
 
 def _from_plain(names: Any) -> Any:
+    if isinstance(names, Mapping):
+        return {key: _from_plain(value) if key == "names" else value for key, value in names.items()}
     if names is False:
         return None
     return [name or None for name in names] if isinstance(names, list) else names

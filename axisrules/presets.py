@@ -32,7 +32,7 @@ from axisrules._text import did_you_mean, nearest
 _EXPERTS = "exp experts"
 _WIDTH = "embed embed_attn embed_moe embed_vocab embed_out"
 _INNER = "mlp mlp_moe mlp_out heads q_heads kv_heads joined_kv qkv heads_out vocab conv_out out_channels"
-_REST = "hidden conv_in in_channels channels lora_rank groups groups_out"
+_REST = "hidden conv_in in_channels channels lora_rank lora_rank_out groups groups_out"
 
 # Words and the roles of mesh axes that they get, first come, first served. `+` appends the axes of
 # another role where a preset fills it; a line counts where the preset fills its first role. A word

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 from hypothesis import given
@@ -154,9 +155,13 @@ def test_a_set_is_added_without_losing_what_else_the_file_holds(tmp_path):
     with pytest.raises(ar.RulesError, match="no table that a named set could be added to"):
         ar.Rules({"b": "y"}).dump(tmp_path / "list.json", set="mine")
     (tmp_path / "deep.toml").write_text("[a.b]\nc = 1\n")
+    ar.Rules({"b": "y"}).dump(tmp_path / "deep.toml", set="mine")
+    kept = tomllib.loads((tmp_path / "deep.toml").read_text())
+    assert kept == {"a": {"b": {"c": 1}}, "mine": {"rules": [["b", ["y"]]]}}
+    (tmp_path / "odd.toml").write_text("[a.b]\nc = inf\n")
     with pytest.raises(ar.RulesError, match="without losing other things"):
-        ar.Rules({"b": "y"}).dump(tmp_path / "deep.toml", set="mine")
-    assert (tmp_path / "deep.toml").read_text() == "[a.b]\nc = 1\n"
+        ar.Rules({"b": "y"}).dump(tmp_path / "odd.toml", set="mine")
+    assert (tmp_path / "odd.toml").read_text() == "[a.b]\nc = inf\n"
     (tmp_path / "plain.json").write_text('{"rules": []}')
     with pytest.raises(ar.RulesError, match="holds rules without a name"):
         ar.Rules.load(tmp_path / "plain.json", set="x")
