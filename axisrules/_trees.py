@@ -8,7 +8,9 @@ meshes.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -57,10 +59,29 @@ class Flat:
 
 
 class Adapter(Protocol):
-    """Takes the objects of one framework apart and rebuilds them. It never resolves."""
+    """Takes the objects of one framework apart and rebuilds them. It never resolves.
+
+    It may have a method ``making() -> context manager``, which surrounds the call of a function that
+    makes objects inside a trace.
+    """
 
     def flatten(self, node: Any) -> Flat:
         """The leaves of one object of the framework, with everything below it."""
+
+
+# An adapter may also have `children(node)`, as the function of that name here: where its objects
+# may hold names, which are tuples, or `None`, that flattening would take apart or lose.
+
+
+@contextmanager
+def making() -> Iterator[None]:
+    """Surrounds a call that may make objects of any framework that is loaded."""
+    with ExitStack() as stack:
+        for framework in _entry_points():
+            if framework in sys.modules:
+                surround = getattr(_load(framework), "making", nullcontext)
+                stack.enter_context(surround())
+        yield
 
 
 @cache
@@ -232,11 +253,21 @@ def _segment(key: Any) -> str:
 
 def children(node: Any) -> list[tuple[str, Any]] | None:
     """The children of a node with their segments, or ``None`` for a leaf."""
-    if adapter_of(type(node)) is not None:
-        flat = flatten(node)
-        if flat.keys == [()]:
-            return None  # such as a variable: one leaf in the place of its object
-        return list(_nested(flat.keys, flat.leaves).items())
+    adapter = adapter_of(type(node))
+    if adapter is None:
+        return children_of_pytree(node)
+    own = getattr(adapter, "children", None)
+    if own is not None:
+        found: list[tuple[str, Any]] | None = own(node)
+        return found
+    flat = adapter.flatten(node)
+    if flat.keys == [()]:
+        return None  # such as a variable: one leaf in the place of its object
+    return list(_nested(flat.keys, flat.leaves).items())
+
+
+def children_of_pytree(node: Any) -> list[tuple[str, Any]] | None:
+    """The children of a node as JAX knows them, ``None`` among them, or ``None`` for a leaf."""
     found, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda below: below is not node)
     if len(found) == 1 and found[0][0] == ():
         return None

@@ -1,29 +1,23 @@
 """Equinox modules for axisrules: leaves with their paths and names, and how to put them together.
 
-Owns what Equinox adds to a pytree: names on the fields of a class, and ``named`` for layers whose
-class is not one's own. Resolves nothing. Found by entry point; only ``named`` is ever imported.
+Owns how Equinox's objects are taken apart. What gives names to layers stands in ``_named.py``, and
+to the state of layers in ``_state.py``. Resolves nothing. Found by entry point; only ``named``,
+``stacked`` and ``names_of`` are ever imported.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import equinox as eqx
-from jax.sharding import PartitionSpec
+import jax
 
-from axisrules._errors import AxisRulesError, NamesError, raise_all
-from axisrules._names import parse_names
-from axisrules._trees import NO_ENTRY, Flat, flatten_pytree
+from axisrules._trees import NO_ENTRY, Flat, children_of_pytree, flatten_pytree
+from axisrules_equinox._named import AxisNames, named, names_of_fields, stacked
+from axisrules_equinox._state import names_of
 
-__all__ = ["AxisNames", "adapter", "named"]
-
-_ATTRIBUTE = "axis_names"  # of an instance, and the key in the metadata of a field
-_Module = TypeVar("_Module", bound=eqx.Module)
+__all__ = ["AxisNames", "adapter", "named", "names_of", "stacked"]
 
 
 class _Adapter:
@@ -35,166 +29,28 @@ class _Adapter:
         The names of a field go to every leaf below it that has none of its own. Rebuilding runs
         neither ``__init__`` nor ``__check_init__``.
         """
+        if _is_placeholder(node):
+            return Flat([], [], [], lambda new: node)
         flat = flatten_pytree(node)
-        names = _names(node) if isinstance(node, eqx.Module) else {}
+        names = names_of_fields(node) if isinstance(node, eqx.Module) else {}
         if not names:
             return flat
         pairs = zip(flat.keys, flat.names, strict=True)
         own = [names.get(key[0], NO_ENTRY) if name is NO_ENTRY else name for key, name in pairs]
         return dataclasses.replace(flat, names=own)
 
+    def children(self, node: Any) -> list[tuple[str, Any]] | None:
+        """The children as JAX knows them: a module may hold names in the places of its arrays."""
+        below = children_of_pytree(node)
+        if below is None:
+            return None
+        return [(segment, None if _is_placeholder(child) else child) for segment, child in below]
+
 
 adapter = _Adapter()
 
 
-def _names(module: eqx.Module) -> Mapping[str, Any]:
-    """The names of the fields of a module: its own before those of its class."""
-    own = getattr(module, _ATTRIBUTE, None)
-    of_class = _names_of_class(type(module))
-    return {**of_class, **own} if isinstance(own, Mapping) else of_class
-
-
-@cache
-def _names_of_class(kind: type[eqx.Module]) -> Mapping[str, Any]:
-    fields = dataclasses.fields(kind)
-    return {field.name: field.metadata[_ATTRIBUTE] for field in fields if _ATTRIBUTE in field.metadata}
-
-
-class AxisNames(Mapping[str, Any]):
-    """Names by field: an immutable, hashable mapping, as a static field has to be.
-
-    Example:
-        >>> AxisNames({"weight": ("mlp", "embed")})["weight"]
-        ('mlp', 'embed')
-    """
-
-    __slots__ = ("_pairs",)
-
-    def __init__(self, names: Mapping[str, Any] | None = None) -> None:
-        self._pairs = tuple(sorted((names or {}).items()))
-
-    def __getitem__(self, field: str) -> Any:
-        return dict(self._pairs)[field]
-
-    def __iter__(self) -> Iterator[str]:
-        return (field for field, _ in self._pairs)
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def __eq__(self, other: object) -> bool:
-        return self._pairs == other._pairs if isinstance(other, AxisNames) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._pairs)
-
-    def __repr__(self) -> str:
-        return f"AxisNames({dict(self._pairs)!r})"
-
-
-def named(layer: _Module, /, **names: Any) -> _Module:
-    """The same layer with names for the dimensions of its arrays.
-
-    The result is an instance of a subclass with one static field, ``axis_names``. Paths, calls,
-    ``isinstance``, serialisation, copies and pickles are those of the layer.
-
-    Args:
-        layer: Any module; it is not changed. Names that it has already stay, unless given anew.
-        **names: Names by field. ``None`` is whole on purpose, and a ``PartitionSpec`` the layout
-            itself. The names of a field that holds several arrays go to each of them.
-
-    Returns:
-        The layer with its names; its arrays are those of ``layer``.
-
-    Raises:
-        NamesError: The layer has no such field, or the names are malformed.
-
-    Example:
-        >>> import axisrules as ar, axisrules_equinox, equinox as eqx, jax
-        >>> up = eqx.nn.Linear(8, 32, key=jax.random.key(0))
-        >>> up = axisrules_equinox.named(up, weight="mlp embed", bias="mlp")
-        >>> isinstance(up, eqx.nn.Linear), up.axis_names["weight"]
-        (True, ('mlp', 'embed'))
-        >>> plan = ar.plan(up, mesh="data=4,model=2", rules={"embed": "data", "mlp": "model"})
-        >>> {p.path: tuple(p.spec) for p in plan.placements}
-        {'weight': ('model', 'data'), 'bias': ('model',)}
-    """
-    if not isinstance(layer, eqx.Module) or isinstance(layer, type):
-        raise NamesError(
-            f"{layer!r} is no Equinox module", fix="give the layer itself: named(eqx.nn.Linear(...), ...)."
-        )
-    kind = type(layer)
-    before = getattr(layer, _ATTRIBUTE, {})
-    if not _is_named(kind) and hasattr(layer, _ATTRIBUTE):
-        raise NamesError(
-            f"{kind.__qualname__} has an attribute {_ATTRIBUTE!r} of its own",
-            fix=f'write the names on its fields: eqx.field(metadata={{"{_ATTRIBUTE}": "mlp embed"}}).',
-        )
-    merged = AxisNames({**before, **_checked(kind, names)})
-    return _restore(kind if _is_named(kind) else _subclass(kind), {**vars(layer), _ATTRIBUTE: merged})
-
-
-def _checked(kind: type[eqx.Module], names: Mapping[str, Any]) -> dict[str, Any]:
-    """The names by field, parsed; raises every failure at once."""
-    fields = {field.name: field.metadata.get("static", False) for field in dataclasses.fields(kind)}
-    known = [name for name, static in fields.items() if not static]
-    parsed: dict[str, Any] = {}
-    failures: list[AxisRulesError] = []
-    for field, given in names.items():
-        if field not in known:
-            failures.append(_no_field(kind, field, known, static=field in fields))
-            continue
-        try:
-            whole_or_spec = given is None or isinstance(given, PartitionSpec)
-            parsed[field] = given if whole_or_spec else parse_names(given)
-        except NamesError as error:
-            failures.append(error.at([field]))
-    raise_all(failures)
-    return parsed
-
-
-def _no_field(kind: type, field: str, known: Sequence[str], *, static: bool) -> NamesError:
-    close = next(iter(difflib.get_close_matches(field, known, n=1)), None)
-    what = f"{kind.__qualname__} has no field {field!r}" + (f"; did you mean {close!r}?" if close else "")
-    if static:
-        what = f"the field {field!r} of {kind.__qualname__} is static, so it has no dimensions"
-    fix = f"fields that may have names: {', '.join(known)}."
-    return NamesError(what, name=field, nearest=close, fix=fix)
-
-
-def _is_named(kind: type) -> bool:
-    return "_axisrules_base" in vars(kind)
-
-
-@cache  # one class per class, so that structures are equal and jit compiles once
-def _subclass(kind: type[_Module]) -> type[_Module]:
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace.update(
-            __doc__=kind.__doc__,
-            __module__=kind.__module__,
-            __qualname__=kind.__qualname__,
-            __annotations__={_ATTRIBUTE: AxisNames},
-            __reduce__=_reduce,
-            _axisrules_base=kind,
-        )
-        namespace[_ATTRIBUTE] = eqx.field(static=True, default=AxisNames())
-
-    made: type[_Module] = types.new_class(kind.__name__, (kind,), exec_body=fill)
-    return made
-
-
-def _restore(kind: type[_Module], state: Mapping[str, Any]) -> _Module:
-    """An instance with the given attributes, made without ``__init__``."""
-    made: _Module = object.__new__(kind)
-    for name, value in state.items():
-        object.__setattr__(made, name, value)
-    return made
-
-
-def _reduce(self: Any) -> tuple[Any, ...]:
-    return _unpickle, (type(self)._axisrules_base, dict(vars(self)))
-
-
-def _unpickle(base: type[_Module], state: Mapping[str, Any]) -> _Module:
-    kind: type[_Module] = _subclass(base)
-    return _restore(kind, state)
+def _is_placeholder(node: Any) -> bool:
+    """Whether the node stands where ``eqx.nn.Shared`` took an array out, of which there are no more."""
+    own = type(node).__module__.partition(".")[0] == eqx.__name__ and not isinstance(node, eqx.Module)
+    return own and not callable(node) and jax.tree_util.all_leaves([node])

@@ -1,7 +1,8 @@
 """Flax for axisrules: NNX modules, states and variables, and the boxes of Linen.
 
 Owns where Flax keeps the names of an array, and how its objects are put together again without its
-own sharding logic. Resolves nothing. Found by entry point; only ``named`` is ever imported.
+own sharding logic. Resolves nothing. Found by entry point; a user imports ``named`` and
+``rules_from_flax`` alone.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any
 import jax
 from flax import nnx
 from flax.core.meta import AxisMetadata
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from axisrules._trees import NO_ENTRY, Flat, flatten, flatten_pytree, join
+from axisrules_flax import _variables
+from axisrules_flax._making import making
 from axisrules_flax._named import named
+from axisrules_flax._scope import rules_from_flax
 
-__all__ = ["adapter", "named"]
+__all__ = ["adapter", "named", "rules_from_flax"]
 
 
 class _Adapter:
@@ -38,6 +42,8 @@ class _Adapter:
         if isinstance(node, AxisMetadata) and hasattr(node, "value"):
             return _flatten_box(node)
         return flatten_pytree(node)
+
+    making = staticmethod(making)
 
 
 adapter = _Adapter()
@@ -63,25 +69,18 @@ def _flatten_variable(variable: Any) -> Flat:
     value = variable.get_raw_value()  # no hook runs
     is_ref = isinstance(value, jax.Ref)
     below = flatten(value[...] if is_ref else value)
-    return _wrap(below, _names(metadata), lambda value: _variable(kind, metadata, value, is_ref))
+    entry = _names(metadata, getattr(value, "shape", ()))
+    return _wrap(below, entry, lambda value: _variable(kind, metadata, value, is_ref))
 
 
 def _variable(kind: Any, metadata: Mapping[str, Any], value: Any, is_ref: bool) -> Any:
     """A variable that is made as Flax makes copies: no hook runs, and nothing is laid out."""
     kept = dict(metadata)
-    if "explicit_spec" in kept and (spec := _placed_spec(value)) is not None:  # a variable of `named`
-        kept["partition_spec"] = spec
     if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
         kept |= {key: False for key in ("hijax", "is_hijax") if key in kept}  # it could hold arrays alone
     elif is_ref:
         value = jax.new_ref(value)
     return kind.from_metadata(value, kept)
-
-
-def _placed_spec(value: Any) -> PartitionSpec | None:
-    placed = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
-    sharding = value.sharding if placed else None
-    return sharding.spec if isinstance(sharding, NamedSharding) else None
 
 
 def _flatten_box(box: Any) -> Flat:
@@ -100,13 +99,13 @@ def _wrap(below: Flat, entry: Any, wrap: Callable[[Any], Any]) -> Flat:
 _KEYS = ("axis_names", "out_sharding", "sharding", "sharding_names")
 
 
-def _names(metadata: Mapping[str, Any]) -> Any:
+def _names(metadata: Mapping[str, Any], shape: Sequence[int] = ()) -> Any:
     """The entry for a variable; for Flax, an empty annotation is none."""
+    if _variables.SHAPE in metadata and (named := _variables.entry(metadata, shape)) is not None:
+        return named
     ours, *others = (metadata.get(key) for key in _KEYS)
     if ours is not None:
         return _entry(ours)
-    if metadata.get("explicit_spec") is not None:  # of a variable of `named`
-        return metadata["explicit_spec"]
     return next((_entry(given) for given in others if given), NO_ENTRY)
 
 

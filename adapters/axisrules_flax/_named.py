@@ -19,6 +19,8 @@ from axisrules._compat import in_trace
 from axisrules._errors import NamesError, SpecError
 from axisrules._meshes import active_mesh
 from axisrules._names import AxisNames, fit_names, parse_names
+from axisrules_flax._births import Births
+from axisrules_flax._variables import NAMES, SPEC, annotate
 
 _Layer = TypeVar("_Layer")
 _Given = tuple[tuple[Any, ...] | None, PartitionSpec | None]  # names win over a spec
@@ -38,7 +40,11 @@ def named(
     gives the names to each. Under an active mesh the arrays are laid out by the active rules as
     they are made; without one, and inside a trace, they only carry the names.
 
-    The variables show ``axis_names`` and, once placed, ``partition_spec``.
+    The variables show ``axis_names``, which follow ``nnx.vmap`` and ``nnx.scan`` (a stacked axis has
+    the name that ``nnx.PARTITION_NAME`` gives it, or none), and ``partition_spec``, which is that of
+    the array at any time and ``None`` where it was not placed. An initializer that sees other
+    dimensions than the array has, as in ``nnx.LinearGeneral`` with several of them and in
+    ``nnx.MultiHeadAttention``, makes it whole before it is laid out; ``axisrules.init`` does not.
 
     Args:
         layer: A class of layers, such as ``nnx.Linear``.
@@ -66,19 +72,22 @@ def named(
     """
     names = None if axis_names is None else parse_names(axis_names)
     given: _Given = (names, partition_spec if names is None else None)
-    signature = _signature(layer)
+    fields, signature = _fields(layer), _signature(layer)
 
     @functools.wraps(layer, updated=())
     def make(*args: Any, **kwargs: Any) -> _Layer:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        inits = [name for name in bound.arguments if name.endswith(_SUFFIX)]
         placing = given != (None, None) and active_mesh() is not None and not in_trace()
-        if placing:
-            bound.arguments.update({name: _born(bound.arguments[name], given) for name in inits})
+        births = Births(*given)
+        if placing and not (names is None and _flattens(layer)):
+            for arguments in (bound.arguments, *_keywords(bound)):
+                inits = [name for name in arguments if name.endswith(_SUFFIX)]
+                arguments.update({name: births.wrap(name, arguments[name]) for name in inits})
         with nnx.use_eager_sharding(False):
             made = layer(*bound.args, **bound.kwargs)
-        variables = _annotate(made, {name.removesuffix(_SUFFIX) for name in inits}, given)
+        births.end(made)
+        variables = _annotate(made, fields, given)
         if placing:
             _place(variables)
         return made
@@ -93,20 +102,28 @@ def _signature(layer: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(layer)
 
 
-def _born(initializer: Any, given: _Given) -> Any:
-    """The initializer that makes a kernel on its shards; what it cannot, is placed afterwards."""
-    if not callable(initializer):
-        return initializer
-    names, spec = given
-    rank = len(names if names is not None else spec or ())
-    sharded = axisrules.with_logical_partitioning(initializer, names, spec)
+def _keywords(bound: inspect.BoundArguments) -> list[dict[str, Any]]:
+    """What was given beside the arguments that a layer lists."""
+    kinds = bound.signature.parameters.items()
+    return [bound.arguments[name] for name, one in kinds if one.kind is one.VAR_KEYWORD]
 
-    @functools.wraps(initializer, updated=())
-    def init(key: Any, shape: Any, *rest: Any, **options: Any) -> Any:
-        fits = len(shape) == rank and ... not in (names or ())
-        return (sharded if fits else initializer)(key, shape, *rest, **options)
 
-    return init
+def _fields(layer: Callable[..., Any]) -> set[str]:
+    """The arrays with an initializer among the arguments, also those that are passed on to a base."""
+    found: set[str] = set()
+    for one in layer.__mro__ if isinstance(layer, type) else (layer,):
+        if isinstance(one, type) and "__init__" not in vars(one):
+            continue
+        arguments = _signature(one).parameters.values()
+        found |= {each.name.removesuffix(_SUFFIX) for each in arguments if each.name.endswith(_SUFFIX)}
+        if not any(each.kind is each.VAR_KEYWORD for each in arguments):
+            break
+    return found
+
+
+def _flattens(layer: Callable[..., Any]) -> bool:
+    """Whether the initializers of a layer may see other dimensions than its arrays have."""
+    return isinstance(layer, type) and issubclass(layer, (nnx.LinearGeneral, nnx.MultiHeadAttention))
 
 
 def _annotate(made: Any, fields: set[str], given: _Given) -> dict[str, Any]:
@@ -123,14 +140,14 @@ def _annotate(made: Any, fields: set[str], given: _Given) -> dict[str, Any]:
         ndim = variable.get_raw_value().ndim
         names, spec = (None if some is None else some[len(some) - ndim :] for some in full)
         layout = None if spec is None else PartitionSpec(*spec)
-        variable.set_metadata(axis_names=names, explicit_spec=layout, partition_spec=None)
+        annotate(variable, names, layout)
     return found
 
 
 def _takes(path: str, node: Any, fields: set[str]) -> bool:
     if not isinstance(node, nnx.Variable) or not hasattr(node.get_raw_value(), "ndim"):
         return False
-    return path.rpartition("/")[2] in fields or type(node) is nnx.BatchStat
+    return path.rpartition("/")[2] in fields or isinstance(node, nnx.BatchStat)
 
 
 def _fit(found: dict[str, Any], given: _Given) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
@@ -158,12 +175,11 @@ def _place(variables: dict[str, Any]) -> None:
     """Lays the arrays out in place, so that what the layer shares with others stays shared."""
     entries = {}
     for path, variable in variables.items():
-        names = variable.get_metadata("axis_names")
-        entries[path] = variable.get_metadata("explicit_spec") if names is None else names
+        names = variable.get_metadata(NAMES)
+        entries[path] = variable.get_metadata(SPEC) if names is None else names
     arrays = {path: variable.get_raw_value() for path, variable in variables.items()}
     placed = axisrules.shard_tree(
         arrays, entries, mesh=active_mesh(), rules=axisrules.get_logical_axis_rules(), unmapped="replicate"
     )
     for path, variable in variables.items():
         variable.set_raw_value(placed[path])
-        variable.set_metadata(partition_spec=placed[path].sharding.spec)
