@@ -5,7 +5,10 @@ Each entry says which versions need it, why, and when it can go.
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
@@ -69,3 +72,40 @@ def current_trace() -> object:
     from jax._src.core import trace_ctx
 
     return trace_ctx.trace
+
+
+def coordination_client() -> Any:
+    """The client of the key-value store that ``jax.distributed.initialize`` starts, or ``None``.
+
+    What is public (``jax.experimental.multihost_utils``) runs a computation on all devices, which must
+    not come from a second thread. Goes when JAX exposes the store (jax 0.7.2 to 0.12.0: not public).
+    """
+    from jax._src.distributed import global_state
+
+    return global_state.client
+
+
+def enable_x64(value: bool) -> AbstractContextManager[Any]:
+    """Turns x64 on or off for this thread. Public as ``jax.enable_x64`` since jax 0.8."""
+    switch: Any = getattr(jax, "enable_x64", None)
+    if switch is None:
+        switch = vars(importlib.import_module("jax.experimental"))["enable_x64"]
+    context: AbstractContextManager[Any] = switch(value)
+    return context
+
+
+def forget_origins() -> None:
+    """Spares the trace that JAX is in the search for the origins of a value.
+
+    Before jax 0.12 even ``hasattr(tracer, "sharding")`` writes the message that names all operations
+    that a value comes from, which takes time that grows with the number of operations: modules of
+    Flax NNX ask for every random key. Only messages lose by it. Goes with jax 0.11.
+    """
+    frame = getattr(current_trace(), "frame", None)
+    if frame is None or not hasattr(frame, "find_progenitors"):
+        return
+    kind = type(frame)
+    brief = type(
+        kind.__name__, (kind,), {"__slots__": (), "find_progenitors": lambda self, tracer: (None, None)}
+    )
+    frame.__class__ = brief

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from axisrules import _compat
 from axisrules._behaviour import behaviour
 from axisrules._errors import raise_all
-from axisrules._layout import check_expressible, lay_out, manual_axes, without_axes
+from axisrules._layout import check_expressible, lay_out, manual_axes, with_auto_axes, without_axes
 from axisrules._meshes import active_mesh, axis_sizes
 from axisrules._names import AxisNames, fit_names, parse_names
 from axisrules._policies import Policies
@@ -104,7 +104,7 @@ def _born_sharded(
         return inside
     kept: list[Any] = []
     does = behaviour(initializer, kept)
-    within = mesh if any(map(_has_explicit_axes, kept)) else _with_auto_axes(mesh)
+    within = mesh if any(map(_has_explicit_axes, kept)) else with_auto_axes(mesh)
     compiled = _compiled((does, shape, jnp.dtype(dtype), type(dtype), NamedSharding(within, spec)), kept)
     same = _Same(does, initializer, dtype)
     if getattr(key, "committed", False) or _has_explicit_axes(key):
@@ -118,17 +118,6 @@ def _born_sharded(
 def _has_explicit_axes(value: Any) -> bool:
     mesh = getattr(getattr(value, "sharding", None), "mesh", None)
     return mesh is not None and AxisType.Explicit in mesh.axis_types
-
-
-def _with_auto_axes(mesh: Mesh) -> Mesh:
-    """The mesh with Auto axes alone.
-
-    On Explicit axes every value of an initializer has a layout of its own, whole unless said
-    otherwise: each device would make the whole array, with other bits than on Auto axes.
-    """
-    if all(kind == AxisType.Auto for kind in mesh.axis_types):
-        return mesh
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 class _Same:

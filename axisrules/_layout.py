@@ -58,6 +58,17 @@ def mesh_of(leaf: Any) -> Any:
     return getattr(sharding, "mesh", None)
 
 
+def with_auto_axes(mesh: AnyMesh) -> Any:
+    """The mesh with Auto axes alone.
+
+    On Explicit axes every value has a layout of its own, whole unless said otherwise: each device
+    would make the whole of a new array, with other bits than on Auto axes.
+    """
+    if all(kind == AxisType.Auto for kind in mesh.axis_types):
+        return mesh
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
 def check_expressible(mesh: AnyMesh, spec: PartitionSpec, *, traced: bool, known: Any = None) -> None:
     """Refuses a constraint that JAX cannot express.
 

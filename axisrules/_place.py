@@ -8,35 +8,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, Unpack
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from axisrules import _compat
 from axisrules._errors import AxisRulesError, LeafError, NoMeshError, raise_all
 from axisrules._options import PlanOptions, make_options
-from axisrules._plan import SLOT, Placement, Plan
+from axisrules._plan import Placement, Plan
 from axisrules._planning import make_plan
-from axisrules._trees import flatten
+from axisrules._processes import agree, attempt
+from axisrules._trees import Flat, flatten
 
 
-def shard_tree(tree: Any, names: Any = None, *, donate: bool = False, **options: Unpack[PlanOptions]) -> Any:
+def shard_tree(
+    tree: Any,
+    names: Any = None,
+    *,
+    donate: bool = False,
+    check: bool = True,
+    **options: Unpack[PlanOptions],
+) -> Any:
     """Places every array of a tree where the rules say.
 
     Plans first, so that a leaf that does not fit is an error before a byte has moved. Host arrays
     (numpy, memory maps), ``jax.Array``s and typed PRNG keys are placed; a ``ShapeDtypeStruct`` gets
     its sharding; functions, texts, ``None`` and Python scalars pass through. Tied leaves stay one
     array. An array that lies as planned is returned as it is, and one whose layout is equivalent
-    moves no byte. The result never shares memory with a host array.
+    moves no byte. The result never shares memory with a host array. On several processes each one
+    builds its own shards from what it holds, once all of them have the same plan.
 
     Args:
         tree: The tree; it is not changed.
         names: Names in any form that ``plan`` takes.
         donate: Give up the arrays of ``tree`` that have to move, so that their memory is free
             afterwards.
+        check: Whether several processes compare their plans before any of them acts.
         **options: The options of ``plan``: ``mesh``, ``rules``, the policies, ``unnamed``, ``fill``,
             ``min_bytes``, ``memory_kind``, ``dtype``.
 
@@ -46,6 +56,7 @@ def shard_tree(tree: Any, names: Any = None, *, donate: bool = False, **options:
     Raises:
         AxisRulesError: Something does not fit; every failure of the tree is in the one error, and
             nothing was placed.
+        ProcessError: It failed on another process, or the plan there is another one.
 
     Example:
         >>> import axisrules as ar, numpy as np
@@ -55,11 +66,16 @@ def shard_tree(tree: Any, names: Any = None, *, donate: bool = False, **options:
         >>> tuple(placed["up"].sharding.spec), placed["up"].addressable_shards[0].data.shape
         (('data', 'model'), (2, 16))
     """
-    flat = flatten(tree)
-    plan = make_plan(tree, flat, names, make_options(**options))
-    arrays = [leaf for leaf, kept in zip(flat.leaves, plan.structure.leaves, strict=True) if kept is SLOT]
-    _check_sources(plan, arrays)
-    return plan.structure.fill(iter(_place(plan, arrays, donate)))
+    flat: list[Flat] = []
+
+    def planned() -> Plan:
+        flat.append(flatten(tree))
+        plan = make_plan(tree, flat[0], names, make_options(**options))
+        check_sources(plan, plan.structure.pick(flat[0].leaves))
+        return plan
+
+    plan = agree(attempt(planned), mesh=options.get("mesh"), check=check)
+    return plan.structure.fill(iter(place(plan, plan.structure.pick(flat[0].leaves), donate=donate)))
 
 
 def _kind_of(cls: type) -> str:
@@ -74,7 +90,7 @@ def _kind_of(cls: type) -> str:
 _kind: Callable[[Any], str] = cache(_kind_of)
 
 
-def _check_sources(plan: Plan, arrays: Sequence[Any]) -> None:
+def check_sources(plan: Plan, arrays: Sequence[Any]) -> None:
     """Refuses what cannot be placed although it can be planned."""
     kinds = {_kind(cls) for cls in set(map(type, arrays))}
     if kinds & {"traced", "device"} or (kinds - {"abstract"} and _compat.in_trace()):
@@ -110,7 +126,7 @@ class _Move(NamedTuple):
     sharding: NamedSharding
 
 
-def _place(plan: Plan, arrays: Sequence[Any], donate: bool) -> list[Any]:
+def place(plan: Plan, arrays: Sequence[Any], *, donate: bool = False) -> list[Any]:
     """The arrays where the plan puts them, each distinct one once."""
     placed: list[Any] = [None] * len(arrays)
     moves: dict[str, list[_Move]] = {"host": [], "device": []}
@@ -209,8 +225,29 @@ def _place_device(moves: Sequence[_Move]) -> list[Any]:
         move.leaf if move.leaf.dtype == move.placement.dtype else move.leaf.astype(move.placement.dtype)
         for move in moves
     ]
+    if not moves[0].sharding.is_fully_addressable:
+        return [put_global(source, move.sharding) for source, move in zip(sources, moves, strict=True)]
     made: list[Any] = jax.device_put(sources, [move.sharding for move in moves])
     return made
+
+
+def put_global(value: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """An array on the devices of several processes; each builds its shards if it holds the whole.
+
+    ``device_put`` would compare the values of all processes, or refuse.
+    """
+    if not value.is_fully_addressable:
+        moved: jax.Array = jax.device_put(value, sharding)
+        return moved
+    if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        held = np.asarray(value)
+        return jax.make_array_from_callback(held.shape, sharding, held.__getitem__)
+    spec = (*sharding.spec, *[None] * (value.ndim - len(sharding.spec)), None)
+    words = put_global(jax.random.key_data(value), NamedSharding(sharding.mesh, PartitionSpec(*spec)))
+    wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(value))
+    with jax.set_mesh(sharding.mesh):
+        keys: jax.Array = jax.jit(wrap, out_shardings=sharding)(words)
+    return keys
 
 
 def _pointers(array: jax.Array) -> set[int]:

@@ -24,13 +24,29 @@ print(json.dumps(printed))
 """
 
 
-def test_the_code_of_the_readme_prints_what_it_says():
-    blocks = [text for kind, text in BLOCKS if kind == "python"]
+def uses_flax(block):
+    return "from flax" in block
+
+
+def printed(blocks):
     command = [sys.executable, "-W", "error", "-c", RUN]
     run = subprocess.run(command, input=json.dumps(blocks), capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    shown = [text for text in json.loads(run.stdout) if text]
-    assert shown == [text for kind, text in BLOCKS if kind == "text"]
+    return json.loads(run.stdout)
+
+
+PAIRS = [(code, shown) for (_, code), (_, shown) in zip(BLOCKS[::2], BLOCKS[1::2], strict=True)]
+
+
+def test_the_code_of_the_readme_prints_what_it_says():
+    core = [pair for pair in PAIRS if not uses_flax(pair[0])]
+    assert printed([code for code, _ in core]) == [shown for _, shown in core]
+
+
+def test_the_code_with_flax_prints_what_it_says():
+    pytest.importorskip("flax")
+    first, (flax,) = PAIRS[0], [pair for pair in PAIRS if uses_flax(pair[0])]
+    assert printed([first[0], flax[0]]) == [first[1], flax[1]]
 
 
 def test_what_a_block_prints_stands_right_below_it():

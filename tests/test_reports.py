@@ -16,7 +16,7 @@ REPORTS = {one["id"]: one for one in json.loads((Path(__file__).parent / "data/r
 RUNS = [
     pytest.param(one, run, id=f"{one['id']}-{number}")
     for one in REPORTS.values()
-    if one["call"] in ("resolve", "shard_tree", "constraint")
+    if one["call"] in ("resolve", "shard_tree", "constraint", "init")
     for number, run in enumerate(one["expect"])
 ]
 ERRORS = {
@@ -94,6 +94,8 @@ def perform(one, run):
     rules = ar.Rules([(n, tuple(a) if isinstance(a, list) else a) for n, a in one["rules"]])
     if one["call"] == "constraint":
         return constrained(one, params, names, rules, options, manual), None
+    if one["call"] == "init":
+        return born(one, run, params, names, rules, options), None
     plan = ar.plan(
         params, names, mesh=one["mesh"], rules=rules, **{k: v for k, v in options.items() if k != "donate"}
     )
@@ -124,6 +126,49 @@ def placed(one, params, names, rules, options, plan):
         assert not expected or sizes == set(expected)
 
 
+def born(one, run, params, names, rules, options):
+    """Specs of the parameters that `init` makes, and of the optimizer state that it makes of them."""
+    mesh = mesh_of(one)
+
+    def make():
+        return jax.tree.map(lambda x: jax.random.normal(jax.random.key(0), x.shape).astype(x.dtype), params)
+
+    made = ar.init(make, names, mesh=mesh, rules=rules, **options)
+    found = by_path(made)
+    if "max_out_mib" in run:
+        (sharding,) = [leaf.sharding for leaf in found.values()]
+        memory = jax.jit(make, out_shardings={"w": sharding}).lower().compile().memory_analysis()
+        assert memory.temp_size_in_bytes <= run["max_temp_mib"] * 2**20
+        assert {s.data.nbytes for s in found["w"].addressable_shards} == {run["max_out_mib"] * 2**20}
+    if "optimizer" in one:
+        found.update(by_path({"opt": born_state(one, params, made, names, mesh, rules)}))
+    assert all(leaf.sharding.mesh == mesh for leaf in found.values())
+    return {path: leaf.sharding.spec for path, leaf in found.items() if path in run["specs"]}
+
+
+def born_state(one, params, made, names, mesh, rules):
+    optax = pytest.importorskip("optax")
+    optimizer = getattr(optax, one["optimizer"])(1e-3)
+    rules = ar.Rules(one["optimizer_rules"]) if "optimizer_rules" in one else rules
+    source = params if one.get("source") == "host numpy" else made
+    initialize = jax.jit(optimizer.init) if one.get("jit") else optimizer.init
+    state_names = ar.state_names(jax.eval_shape(optimizer.init, source), source, names)
+    state = ar.init(lambda: initialize(source), state_names, mesh=mesh, rules=rules)
+    updates, after = jax.jit(optimizer.update)(jax.tree.map(jax.numpy.ones_like, made), state, made)
+    stepped = jax.jit(optax.apply_updates, out_shardings=jax.tree.map(lambda x: x.sharding, made))(
+        made, updates
+    )
+    for before, now in zip(jax.tree.leaves((made, state)), jax.tree.leaves((stepped, after)), strict=True):
+        assert now.sharding.is_equivalent_to(before.sharding, now.ndim)
+    return state
+
+
+def by_path(tree):
+    found, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {"/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in key): leaf
+            for key, leaf in found}  # fmt: skip
+
+
 def constrained(one, params, names, rules, options, manual):
     mesh = ar.make_mesh(one["mesh"])
 
@@ -152,6 +197,9 @@ def test_reported_input_has_the_right_outcome(one, run):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         specs, plan = perform(one, run)
+    if one["call"] == "init":
+        assert specs == {path: spec_of(entries) for path, entries in run["specs"].items()}
+        return
     if plan is None:
         ((path, array),) = specs.items()
         assert_lies_as(array, spec_of(run["specs"][path]), one, run)
