@@ -244,8 +244,9 @@ def put_global(value: jax.Array, sharding: NamedSharding) -> jax.Array:
         return jax.make_array_from_callback(held.shape, sharding, held.__getitem__)
     spec = (*sharding.spec, *[None] * (value.ndim - len(sharding.spec)), None)
     words = put_global(jax.random.key_data(value), NamedSharding(sharding.mesh, PartitionSpec(*spec)))
+    mesh: Any = sharding.mesh
     wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(value))
-    with jax.set_mesh(sharding.mesh):
+    with jax.set_mesh(mesh):
         keys: jax.Array = jax.jit(wrap, out_shardings=sharding)(words)
     return keys
 
