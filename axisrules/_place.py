@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from axisrules import _compat
 from axisrules._errors import AxisRulesError, LeafError, NoMeshError, raise_all
 from axisrules._options import PlanOptions, make_options
+from axisrules._parts import place_parts, plan_parts
 from axisrules._plan import Placement, Plan
 from axisrules._planning import make_plan
 from axisrules._processes import agree, attempt
@@ -29,6 +30,7 @@ def shard_tree(
     names: Any = None,
     *,
     donate: bool = False,
+    parts: bool = False,
     check: bool = True,
     **options: Unpack[PlanOptions],
 ) -> Any:
@@ -46,6 +48,8 @@ def shard_tree(
         names: Names in any form that ``plan`` takes.
         donate: Give up the arrays of ``tree`` that have to move, so that their memory is free
             afterwards.
+        parts: Whether the arrays are this process's parts of larger ones: as much of every dimension as
+            lies on its devices. The larger ones are then made of what all processes pass.
         check: Whether several processes compare their plans before any of them acts.
         **options: The options of ``plan``: ``mesh``, ``rules``, the policies, ``unnamed``, ``fill``,
             ``min_bytes``, ``memory_kind``, ``dtype``.
@@ -70,12 +74,15 @@ def shard_tree(
 
     def planned() -> Plan:
         flat.append(flatten(tree))
-        plan = make_plan(tree, flat[0], names, make_options(**options))
+        plan = (plan_parts if parts else make_plan)(tree, flat[0], names, make_options(**options))
         check_sources(plan, plan.structure.pick(flat[0].leaves))
         return plan
 
     plan = agree(attempt(planned), mesh=options.get("mesh"), check=check)
-    return plan.structure.fill(iter(place(plan, plan.structure.pick(flat[0].leaves), donate=donate)))
+    arrays = plan.structure.pick(flat[0].leaves)
+    return plan.structure.fill(
+        iter(place_parts(plan, arrays) if parts else place(plan, arrays, donate=donate))
+    )
 
 
 def _kind_of(cls: type) -> str:

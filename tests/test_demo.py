@@ -56,11 +56,12 @@ def test_every_layout_computes_what_one_device_computes(result):
 
 
 def test_every_array_lies_as_its_plan_says():
-    tensors, _ = demo.load()
+    _, tensors, _ = demo.load()
+    names = ar.catalog.load(demo.TABLE)
     for _, mesh, rules in demo.LAYOUTS:
         options = {"mesh": ar.make_mesh(mesh), "rules": rules, "unmapped": "error"}
-        plan = ar.plan(tensors, demo.NAMES, **options)
-        placed = ar.shard_tree(tensors, demo.NAMES, **options)
+        plan = ar.plan(tensors, names, **options)
+        placed = ar.shard_tree(tensors, names, **options)
         for path, array in placed.items():
             assert array.sharding == plan.shardings[path]
             assert {s.data.shape for s in array.addressable_shards} == {plan.placement(path).shard_shape}
@@ -129,7 +130,7 @@ def test_the_report_tells_bytes_and_differences(told):
 
 def test_padding_does_not_change_an_embedding(monkeypatch):
     monkeypatch.setattr(demo, "LAYERS", 1)
-    tensors, batch = demo.load()
+    _, tensors, batch = demo.load()
     length = int(batch["mask"][0].sum())
     assert length < batch["mask"].shape[1] == batch["mask"].sum(1).max()
     alone, padded = (
@@ -214,24 +215,25 @@ def test_more_bytes_than_planned_are_noticed(small):
 def try_fsdp(monkeypatch):
     """Tries FSDP with the first layer of the encoder alone, and says what failed."""
     monkeypatch.setattr(demo, "LAYERS", 1)
-    tensors, batch = demo.load()
+    file, tensors, batch = demo.load()
 
     def attempt():
         expected = np.asarray(demo.embed(tensors, **batch, constrain=lambda array, names: array))
-        return demo.try_layout(demo.LAYOUTS[1], tensors, batch, expected, lambda line: None)
+        return demo.try_layout(demo.LAYOUTS[1], file, tensors, batch, expected, lambda line: None)
 
     return attempt
 
 
 def test_a_perturbed_weight_makes_the_trial_fail(monkeypatch, try_fsdp):
     path = "encoder.layer.0.intermediate.dense.weight"
-    place = ar.shard_tree
+    load = ar.checkpoints.load_safetensors
 
-    def perturbed(tree, *args, **options):
-        tree = {key: value * 1.01 if key == path else value for key, value in tree.items()}
-        return place(tree, *args, **options)
+    def perturbed(*args, **options):
+        placed = load(*args, **options)
+        changed = np.asarray(placed[path]) * np.float32(1.01)
+        return placed | {path: jax.device_put(changed, placed[path].sharding)}
 
-    monkeypatch.setattr(ar, "shard_tree", perturbed)
+    monkeypatch.setattr(ar.checkpoints, "load_safetensors", perturbed)
     trial = try_fsdp()
     assert trial.difference > 1e-5
     assert trial.failures == (

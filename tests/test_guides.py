@@ -1,7 +1,6 @@
 """The examples of the public guides, in the terms of axisrules, on Auto and on Explicit meshes.
 
-Layers and data loaders are left out here; every other block stands with the specs that its guide
-states.
+Every block stands with the specs that its guide states; those with layers are in test_guide_layers.py.
 """
 
 from functools import partial

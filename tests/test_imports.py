@@ -54,20 +54,32 @@ def test_planning_starts_no_backend():
 
 
 LAYERS = [
-    {"_text", "_compat", "_behaviour"},
+    {"_text", "_compat", "_behaviour", "_tiles", "_columns"},
     {"_messages"},
     {"_errors"},
     {"_extras"},
     {"_files"},
-    {"_names", "_rules", "_meshes"},
+    {"_marks", "_names", "_rules", "_meshes"},
     {"_tables", "_scope", "_resolution", "_specs", "_refusals", "_policies"},
     {"_resolve", "_trees"},
-    {"_single", "_entries", "_leaves", "_layout", "_plan", "presets"},
-    {"_options"},
-    {"_planning"},
-    {"_constrain", "_place", "_initializers", "_shard_map", "_slices", "_states"},
-    {"_init", "_batches", "catalog", "checkpoints", "report", "cost"},
-    {"__init__", "demo"},
+    {"_single", "_entries", "_leaves", "_moments", "_layout", "_plan", "_groups", "_diff_text", "_plan_diff", "_plan_html", "_plan_json", "presets"},
+    {"_marked", "_options", "_owners", "_fields"},
+    {"_planning", "_processes", "_shares"},
+    {"_parts"},
+    {
+        "_constrain",
+        "_place",
+        "_initializers",
+        "_shard_map",
+        "_slices",
+        "_forms",
+        "_states",
+        "_agreement",
+    },
+    {"_programs", "_records"},
+    {"_init", "_batches", "_prefetch", "catalog", "checkpoints", "report", "cost"},
+    {"__init__", "demo", "_cli_inputs"},
+    {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

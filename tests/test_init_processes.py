@@ -71,6 +71,37 @@ print("right")
     assert run(script, processes, devices) == ["right\n"] * processes
 
 
+@COUNTS
+def test_processes_that_hold_parts_make_up_the_whole(processes, devices):
+    script = """
+from jax.sharding import PartitionSpec as P
+whole = {"w": np.arange(8 * 16.0, dtype=np.float32).reshape(8, 16), "v": np.arange(24, dtype=np.int32),
+         "u": np.ones((4, 4), np.float32), "none": None, "f": print}
+names = {"w": "embed mlp", "v": "mlp", "u": P(None, "data")}
+for sizes in ("data=4,model=2", "data=2,model=4", "model=8,data=1"):
+    mesh = ar.make_mesh(sizes)
+    plan = ar.plan(whole, names, mesh=mesh, rules=rules)
+    mine = dict(whole)
+    for one, sharding in zip(plan.placements, plan.flat_shardings):
+        indices = [sharding.devices_indices_map(one.shape)[d] for d in jax.local_devices()]
+        span = tuple(slice(min(i[dim].start or 0 for i in indices), max(n if i[dim].stop is None else i[dim].stop for i in indices))
+                     for dim, n in enumerate(one.shape))
+        mine[one.path] = whole[one.path][span].copy()
+    placed = ar.shard_tree(mine, names, mesh=mesh, rules=rules, parts=True)
+    for array in mine.values():
+        if isinstance(array, np.ndarray):
+            array[...] = 0
+    for path in ("w", "v", "u"):
+        assert placed[path].sharding.spec == plan.specs[path]
+        for shard in placed[path].addressable_shards:
+            assert np.array_equal(shard.data, whole[path][shard.index]), path
+error = error_of(lambda: ar.shard_tree({"w": np.ones((2 + process, 4))}, {"w": "embed _"}, mesh=mesh, rules={"embed": "model"}, parts=True, dtype="float32"))
+assert type(error) in (ar.ProcessError, ar.DivisibilityError), error
+print("whole")
+"""
+    assert run(script, processes, devices) == ["whole\n"] * processes
+
+
 def test_all_processes_fail_where_one_does_or_differs():
     script = """
 mesh = ar.make_mesh("data=4,model=2")
