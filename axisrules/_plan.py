@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -19,6 +19,9 @@ from axisrules._errors import AxisRulesError, LayoutError, raise_all
 from axisrules._resolution import Resolution
 from axisrules._rules import Rules
 from axisrules._text import did_you_mean, format_bytes, format_mesh
+
+if TYPE_CHECKING:
+    from axisrules._plan_diff import PlanDiff
 
 
 class Placement(NamedTuple):
@@ -102,6 +105,10 @@ class Structure:
 
     rebuild: Callable[[Sequence[Any]], Any]
     leaves: tuple[Any, ...]  # an array's place holds `Slot`, anything else itself
+
+    def pick(self, leaves: Sequence[Any]) -> list[Any]:
+        """The arrays among the leaves of the source, in the order of the placements."""
+        return [leaf for leaf, kept in zip(leaves, self.leaves, strict=True) if kept is SLOT]
 
     def fill(self, arrays: Iterator[Any]) -> Any:
         """A tree with the given arrays in their places."""
@@ -273,6 +280,41 @@ class Plan:
             mesh=dict(self.mesh.shape_tuple),
             fix="give these arrays rules that split them, or raise the limit.",
         )
+
+    def to_json(self) -> str:
+        """The plan as text, stable and sorted, made for committing: rules, mesh, names, specs, reasons.
+
+        Example:
+            >>> import axisrules as ar, numpy as np
+            >>> plan = ar.plan({"w": np.zeros(8, np.int8)}, {"w": "a"}, mesh="x=4", rules={"a": "x"})
+            >>> ar.Plan.from_json(plan.to_json()).placements == plan.placements
+            True
+        """
+        from axisrules._plan_json import write_plan
+
+        return write_plan(self)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan that ``to_json`` wrote: its arrays in nested dicts by path, its mesh abstract.
+
+        Raises:
+            PlanError: The text is no plan, is of another version, or was changed since.
+        """
+        from axisrules._plan_json import read_plan
+
+        return read_plan(text)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What changes from this plan to another one; see ``axisrules.report.diff``."""
+        from axisrules._plan_diff import diff
+
+        return diff(self, other)
+
+    def _repr_html_(self) -> str:
+        from axisrules._plan_html import small_html
+
+        return small_html(self)
 
     def __str__(self) -> str:
         sizes = f"{format_bytes(self.nbytes)}, {format_bytes(self.bytes_per_device)} per device"

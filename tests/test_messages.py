@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import axisrules as ar
-from axisrules import _errors
+from axisrules import _errors, _processes, cost
+from axisrules._shares import share_of
 
 MESH = "data=4,model=2"
 RULES = {"embed": "data", "mlp": "model"}
@@ -41,6 +42,10 @@ def leave_out_of_order():
         outer.__exit__(None, None, None)
     finally:
         inner.__exit__(None, None, None)
+
+
+def raise_(error):
+    raise error
 
 
 MESSAGES = [
@@ -268,6 +273,86 @@ MESSAGES = [
         """,
     ),
     (
+        ar.StateError,
+        lambda: ar.state_names({"mu": {"kernal": zeros(8, 12)}}, {"kernel": zeros(8, 12)}, {"kernel": "a b"}),
+        """
+        an array of the state belongs to no parameter: none has a path that ends this one; the nearest is 'kernel'
+          at:    mu/kernal
+          shape: (8, 12)
+          fix:   pass the parameters that the state was made from, or leave this array out of the state here and name it by hand, such as "_ _" at mu/kernal.
+        """,
+    ),
+    (
+        ar.StateError,
+        lambda: ar.state_names({"mu": {"kernel": zeros(5, 7)}}, {"kernel": zeros(8, 12)}, {"kernel": "a b"}),
+        """
+        the shape of an array of the state does not follow from (8, 12), the shape of its parameter 'kernel'
+          at:    mu/kernel
+          shape: (5, 7)
+          fix:   pass the parameters that the state was made from, or leave this array out of the state here and name it by hand, such as "_ _" at mu/kernel.
+        """,
+    ),
+    (
+        ar.BatchError,
+        lambda: ar.shard_batch(
+            {"x": zeros(10, 6), "y": zeros(10)},
+            "batch _",
+            mesh=ar.make_mesh(MESH),
+            rules={"batch": ("data", "model")},
+        ),
+        """
+        the 10 records do not divide over data=4 * model=2 = 8
+          at:    x      (and 1 more)
+          mesh:  data=4, model=2
+          fix:   pass remainder="drop" (then: 8 records) or "pad" (then: 16, and a mask).
+        """,
+    ),
+    (
+        ar.ProcessError,
+        lambda: share_of([[0, 0], [0, 1], [1, 1]], ("data", "model"), ("data",), 0),
+        """
+        the processes hold no equal, separate shares of a dimension over data
+          at:    process 0: parts 0, 1 of 3
+                 process 1: parts 1, 2 of 3
+          mesh:  data=3, model=2
+          fix:   order the devices of the mesh by process, as axisrules.make_mesh does.
+        """,
+    ),
+    (
+        ar.ProcessError,
+        lambda: raise_(
+            _processes._disagreement(
+                {
+                    process: {"rules": f"embed -> {axis}"}
+                    for process, axis in enumerate(("data", "data", "model"))
+                }
+            )
+        ),
+        """
+        process 2 would do something else than process 0: other rules
+          at:    process 0: rules: embed -> data
+                 process 2: rules: embed -> model
+          fix:   call it with the same arguments on all processes, or pass check=False.
+        """,
+    ),
+    (
+        ar.CheckpointError,
+        lambda: ar.checkpoints.open("no/such.safetensors"),
+        """
+        cannot read no/such.safetensors: No such file or directory
+          at:    no/such.safetensors
+          fix:   pass the path of a file that can be read.
+        """,
+    ),
+    (
+        ar.CatalogError,
+        lambda: ar.catalog.load("lama"),
+        """
+        the catalog has no table 'lama'; did you mean 'llama'?
+          fix:   catalog.names() lists them; catalog.guess(tree) finds one; NameTable.load(path) reads a table of your own.
+        """,
+    ),
+    (
         ar.LayoutError,
         lambda: planned({"a": zeros(8, 8), "b": zeros(8, 8)}, {"a": "embed mlp", "b": None})().check(
             max_replicated=0.02
@@ -294,6 +379,14 @@ MESSAGES = [
             at:    b
             names: ('embed',)    shape: (8, 8)
             fix:   give one name, or None, per dimension. One dimension of size 8 more than names: a stacked axis?
+        """,
+    ),
+    (
+        ar.HardwareError,
+        lambda: cost.measure(len, via="tpu", topology="v5f:2x2"),
+        """
+        topology 'v5f:2x2' is unknown; did you mean 'v5p'?
+          fix:   pass topology= like "v5e:4x4": a family, and the chips along each side of the torus. Families: v2, v3, v4, v5e, v5p, v6e, tpu7x.
         """,
     ),
 ]

@@ -1,0 +1,223 @@
+"""What the command line is given: trees, names, rules and golden files, from words of a shell.
+
+Owns the reading of those words. Anything that cannot be read is a ``BadUsageError``; what a plan
+refuses is not. Reads headers and no array.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from axisrules import catalog, checkpoints, presets
+from axisrules._errors import AxisRulesError, CatalogError, NameTableError, PlanError, RulesError
+from axisrules._files import SUFFIXES
+from axisrules._meshes import as_mesh
+from axisrules._plan import Plan
+from axisrules._planning import plan as make_plan
+from axisrules._rules import Rules
+from axisrules._tables import NameTable
+from axisrules._text import did_you_mean, nearest
+from axisrules._trees import NO_ENTRY, flatten
+
+Say = Callable[[str], None]
+
+PRESETS = (
+    "data_parallel",
+    "fsdp",
+    "tensor_parallel",
+    "fsdp_tensor_parallel",
+    "sequence_parallel",
+    "expert_parallel",
+)
+DEFAULT_RULES = "fsdp_tensor_parallel"
+
+
+class BadUsageError(Exception):
+    """What was given cannot be read; ``error`` says why."""
+
+    def __init__(self, error: AxisRulesError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """Errors inside are about what was given."""
+    try:
+        yield
+    except AxisRulesError as error:
+        raise BadUsageError(error) from error
+
+
+class Wanted(NamedTuple):
+    """What the options of a command say about a plan.
+
+    Attributes:
+        mesh: The mesh as text.
+        names: A name table: a file, a name of the catalog, or ``None`` to guess.
+        rules: A file, a preset, or ``None`` for the default preset.
+        set: Which of several rule sets of the file.
+        strict: Whether what does not fit is an error.
+        say: Takes what was decided on the way.
+    """
+
+    mesh: str
+    names: str | None
+    rules: str | None
+    set: str | None
+    strict: bool
+    say: Say
+
+
+def planned(source: str, wanted: Wanted) -> Plan:
+    """The plan of a tree as the options want it.
+
+    Raises:
+        BadUsageError: Something that was given cannot be read.
+        AxisRulesError: The plan does not fit.
+    """
+    with usage():
+        mesh = as_mesh(wanted.mesh)
+        rules = read_rules(wanted.rules, wanted.set, wanted.say)
+        tree = read_tree(source)
+        names = read_names(wanted.names, tree, wanted.say)
+    lenient = {"indivisible": "next", "absent": "drop", "unnamed": "replicate"}
+    options: Any = {} if wanted.strict else lenient
+    plan = make_plan(tree, names, mesh=mesh, rules=rules, unmapped="error", **options)
+    _tell(plan, wanted.say)
+    return plan
+
+
+def _tell(plan: Plan, say: Say) -> None:
+    """What was let pass, since nothing is left out in silence."""
+    sizes = dict(plan.mesh.shape_tuple)
+    absent = dict.fromkeys(axis for _, axes in plan.rules.pairs for axis in axes if axis not in sizes)
+    if absent:
+        say(f"rules: the mesh lacks {', '.join(absent)}, which is left out")
+    used = {axis for placement in plan.placements for dim in placement.resolution.dims for axis in dim.axes}
+    idle = [f"{axis}={size}" for axis, size in sizes.items() if size > 1 and axis not in used]
+    if idle:
+        say(f"mesh: {', '.join(idle)} splits no array")
+    unnamed = [row for row in plan.report if row.reason == "names_missing"]
+    if unnamed:
+        size = sum(row.bytes for row in unnamed)
+        say(f"names: {len(unnamed)} arrays of {size:,} bytes have none and stay whole: {unnamed[0].path} ...")
+
+
+def read_tree(source: str) -> Any:
+    """The tree in a checkpoint, or what ``module:function`` returns."""
+    if not os.path.exists(source) and ":" in source:
+        return _call(source)
+    if not os.path.exists(source):
+        raise PlanError(
+            f"there is no {source!r}",
+            paths=[source],
+            fix="give a safetensors file, folder or index, an Orbax folder, an .npz, or module:function.",
+        )
+    return checkpoints.open(source)
+
+
+def _call(source: str) -> Any:
+    module, _, name = source.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found()
+    except AxisRulesError:
+        raise
+    except Exception as cause:  # the user's own code may raise anything: it becomes the error, in full
+        raise PlanError(
+            f"{source} raised {type(cause).__name__}: {cause}",
+            fix="give module:function of a function without arguments that returns a tree.",
+        ) from cause
+    finally:
+        sys.path.remove(os.getcwd())
+
+
+def read_names(given: str | None, tree: Any, say: Say) -> Any:
+    """A name table: a file, a name of the catalog; guessed, and said so, where none is given."""
+    if given is None:
+        return _guessed(tree, say)
+    table = NameTable.load(given) if _is_file(given) else _from_catalog(given)
+    paths = [path for path, leaf in _arrays(tree) if leaf.shape]
+    if paths and not any(table.matches(path) for path in paths):
+        raise NameTableError(
+            f"the table {given!r} has no names for any of the {len(paths)} arrays, such as {paths[0]}",
+            fix="give another table with --names, or leave it out to have it guessed.",
+        )
+    return table
+
+
+def _arrays(tree: Any) -> list[tuple[str, Any]]:
+    flat = flatten(tree)
+    return [
+        (path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True) if hasattr(leaf, "shape")
+    ]
+
+
+def _is_file(given: str) -> bool:
+    return os.path.exists(given) or given.endswith(SUFFIXES)
+
+
+def _from_catalog(given: str) -> NameTable:
+    try:
+        return catalog.load(given)
+    except CatalogError as error:
+        raise CatalogError(
+            error.headline,
+            nearest=error.facts.get("nearest"),
+            fix="`axisrules tables` lists them; --names also takes the path of a table.",
+        ) from error
+
+
+def _guessed(tree: Any, say: Say) -> NameTable | None:
+    flat = flatten(tree)
+    if any(entry is not NO_ENTRY for entry in flat.names):
+        say("names: those that the tree carries")
+        return None
+    found = catalog.guess(tree)
+    if not found:
+        raise CatalogError(str(found), nearest=found.nearest, fix="give a table with --names.")
+    say(f"names: guessed; {found}")
+    return found.table
+
+
+def read_rules(given: str | None, set: str | None, say: Say) -> Rules:
+    """Rules: a file, or a preset by name."""
+    if given is None:
+        say(f"rules: the preset {DEFAULT_RULES}")
+        given = DEFAULT_RULES
+    if _is_file(given):
+        return Rules.load(given, set=set)
+    if given not in PRESETS:
+        raise RulesError(
+            f"there is no preset {given!r}, and no such file{did_you_mean(given, PRESETS)}",
+            nearest=nearest(given, PRESETS),
+            fix=f"presets: {', '.join(PRESETS)}.",
+        )
+    if set is not None:
+        raise RulesError(f"the preset {given} has no sets", fix="leave out --set.")
+    preset: Callable[..., Rules] = getattr(presets, given)
+    return preset()
+
+
+def read_golden(path: str) -> Plan:
+    """The plan in a file that ``axisrules plan --json`` wrote."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as cause:
+        raise PlanError(
+            f"cannot read {path}: {cause}", paths=[path], fix="give a file of `axisrules plan --json`."
+        ) from cause
+    try:
+        return Plan.from_json(text)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error.headline}", paths=[path], fix=error.fix) from error
