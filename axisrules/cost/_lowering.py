@@ -1,0 +1,211 @@
+"""A user's step as a program of arrays alone, so that another process can compile it.
+
+Owns taking a step's arguments apart, through the adapters, and lowering it without a device. What
+the step does is not changed; what it changes in its arguments is among its results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import export
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from axisrules._errors import AxisRulesError, MeshError, PolicyError
+from axisrules._meshes import Sizes
+from axisrules._text import format_mesh, format_spec
+from axisrules._trees import flatten
+
+
+class Lowered(NamedTuple):
+    """A step that was lowered.
+
+    Attributes:
+        program: What ``jax.export`` makes of it.
+        sizes: The axes of its mesh.
+        arguments: Shape, dtype and spec of every array.
+        donated: The positions of the arrays that it may overwrite.
+        flops: Operations of the whole step, by the lowered module, or ``None``.
+    """
+
+    program: Any
+    sizes: Sizes
+    arguments: tuple[tuple[tuple[int, ...], str, tuple[Any, ...]], ...]
+    donated: tuple[int, ...]
+    flops: float | None
+
+    @property
+    def version(self) -> str:
+        """The version of JAX that lowered it."""
+        return str(jax.__version__)
+
+    def order(self) -> dict[str, Any]:
+        """What a compiling process has to know."""
+        return {
+            "program": self.program,
+            "mesh": self.sizes,
+            "arguments": self.arguments,
+            "donated": self.donated,
+            "x64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
+            "versions": (self.version,),
+        }
+
+
+def lower(step: Any, arguments: Sequence[Any], platform: str) -> Lowered:
+    """Lowers a step for a platform, without a device of it.
+
+    Raises:
+        PolicyError: The step is no function, an argument holds no array, or the arguments carry no
+            sharding.
+        MeshError: The arguments lie on different meshes.
+        Exception: The step's own error, with a note of the arguments' shapes and shardings.
+    """
+    if not callable(step):
+        raise PolicyError(f"a {type(step).__qualname__} is no step", fix="pass the function itself.")
+    flats = [flatten(argument) for argument in arguments]
+    arrays = [leaf for flat in flats for leaf in flat.leaves if _is_array(leaf)]
+    mesh = _mesh(arrays)
+    abstract = [_abstract(leaf, mesh) for leaf in arrays]
+    program = jax.jit(_of_arrays(step, flats, abstract))
+    try:
+        exported = export.export(program, platforms=[platform])(*abstract)
+    except AxisRulesError:
+        raise
+    except Exception as error:
+        error.add_note(_note(flats, abstract))
+        raise
+    described = tuple((one.shape, str(one.dtype), tuple(one.sharding.spec)) for one in abstract)
+    return Lowered(
+        _portable(exported),
+        mesh.shape_tuple,
+        described,
+        _donated(step, arguments, arrays),
+        _flops(program, abstract),
+    )
+
+
+def _portable(exported: export.Exported) -> export.Exported:
+    """A program that another process can read: without the closure that would differentiate it.
+
+    ``Exported.serialize`` needs a package that JAX does not bring, so programs are pickled. Before
+    jax 0.8 their shardings cannot be; they are those of the arguments, which travel beside them.
+    """
+    bare = dataclasses.replace(exported, _get_vjp=None)
+    try:
+        pickle.dumps((bare.in_shardings_hlo, bare.out_shardings_hlo))
+    except TypeError:
+        ins, outs = len(bare.in_shardings_hlo), len(bare.out_shardings_hlo)
+        return dataclasses.replace(bare, in_shardings_hlo=(None,) * ins, out_shardings_hlo=(None,) * outs)
+    return bare
+
+
+def _flops(program: Any, abstract: Sequence[Any]) -> float | None:
+    """Operations of the whole step, before it is split; a loop's body counts once."""
+    found = program.trace(*abstract).lower(lowering_platforms=("cpu",)).cost_analysis()
+    flops = found.get("flops") if isinstance(found, dict) else None
+    return float(flops) if flops is not None and flops > 0 else None
+
+
+def _of_arrays(
+    step: Callable[..., Any], flats: Sequence[Any], abstract: Sequence[jax.ShapeDtypeStruct]
+) -> Callable[..., Any]:
+    """The step as a function of arrays, which returns arrays."""
+
+    def of_arrays(*given: Any) -> Any:
+        rest = iter(given)
+        parts = [[next(rest) if _is_array(leaf) else leaf for leaf in flat.leaves] for flat in flats]
+        arguments = [flat.rebuild(leaves) for flat, leaves in zip(flats, parts, strict=True)]
+        returned = flatten(step(*arguments)).leaves
+        after = [leaf for argument in arguments for leaf in flatten(argument).leaves]
+        before = [leaf for leaves in parts for leaf in leaves]
+        kept = iter(abstract)
+        like = [next(kept) if _is_array(leaf) else None for flat in flats for leaf in flat.leaves]
+        changed = [
+            new if one is None else _back(new, one)
+            for new, old, one in zip(after, before, like, strict=True)
+            if new is not old
+        ]
+        return [leaf for leaf in [*returned, *changed] if isinstance(leaf, jax.Array)]
+
+    return of_arrays
+
+
+def _back(new: Any, old: jax.ShapeDtypeStruct) -> Any:
+    """What a step wrote into an argument, laid out as the argument is."""
+    auto = all(kind == AxisType.Auto for kind in old.sharding.mesh.axis_types)
+    if not auto or not isinstance(new, jax.Array) or new.shape != old.shape:
+        return new
+    return jax.lax.with_sharding_constraint(new, old.sharding)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array, np.ndarray))
+
+
+def _mesh(arrays: Sequence[Any]) -> Mesh | AbstractMesh:
+    found: list[Mesh | AbstractMesh] = []
+    for leaf in arrays:
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.shape_tuple not in [
+            m.shape_tuple for m in found
+        ]:
+            found.append(sharding.mesh)
+    if not found:
+        raise PolicyError(
+            "no argument carries a sharding on a mesh",
+            fix="pass plan.abstract, or ShapeDtypeStructs with sharding=NamedSharding(mesh, spec).",
+        )
+    if len(found) > 1:
+        texts = " and ".join(format_mesh(dict(mesh.shape_tuple)) for mesh in found)
+        raise MeshError(f"the arguments lie on different meshes: {texts}", fix="use one mesh for all.")
+    return found[0]
+
+
+def _abstract(leaf: Any, mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(mesh, PartitionSpec())
+    dtype = (
+        jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+        else leaf.dtype
+    )
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=NamedSharding(mesh, sharding.spec))
+
+
+def _note(flats: Sequence[Any], abstract: Sequence[Any]) -> str:
+    rest = iter(abstract)
+    lines = ["axisrules: the step was called with"]
+    for number, flat in enumerate(flats):
+        for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+            if _is_array(leaf):
+                one = next(rest)
+                where = f"argument {number}" + (f", {path}" if path else "")
+                lines.append(f"  {where}: {one.dtype} {one.shape!r} {format_spec(one.sharding.spec)}")
+    more = len(lines) - 41
+    return "\n".join([*lines[:41], *([f"  and {more} more"] if more > 0 else [])])
+
+
+def _donated(step: Any, arguments: Sequence[Any], arrays: Sequence[Any]) -> tuple[int, ...]:
+    """The arrays that a jitted step donates, where it tells."""
+    trace = getattr(step, "trace", None)
+    if trace is None:
+        return ()
+    try:
+        told = jax.tree.leaves(trace(*arguments).lower(lowering_platforms=("cpu",)).args_info)
+    except (TypeError, ValueError, AttributeError):
+        return ()  # such as the jit of a framework, whose arguments are no trees of arrays
+    if len(told) != len(arrays):
+        return ()
+    return tuple(at for at, one in enumerate(told) if one.donated)
+
+
+def total_devices(sizes: Sizes) -> int:
+    """Devices of a mesh."""
+    return math.prod(size for _, size in sizes)

@@ -1,0 +1,191 @@
+"""Prices of many rule sets for one tree on one mesh.
+
+Owns the score by which layouts are compared, and a pricer that looks at every kind of array once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from axisrules._meshes import MeshLike, axis_sizes, need_mesh
+from axisrules._plan import Placement, Plan
+from axisrules._planning import plan as make_plan
+from axisrules._policies import Policies
+from axisrules._resolution import Resolution
+from axisrules._resolve import resolve_array
+from axisrules._rules import Rules
+from axisrules.cost._bytes import shard_bytes
+from axisrules.cost._flows import Kind, facts, kinds, of_kinds
+from axisrules.cost._hardware import Hardware
+from axisrules.cost._measure import Measured
+from axisrules.cost._memory import Memory
+from axisrules.cost._moves import Traffic, seconds
+from axisrules.cost._rows import is_inexact
+
+Pairs = tuple[tuple[str, tuple[str, ...]], ...]
+LENIENT = Policies("next", "next", "drop", "replicate")
+
+FILLED = 2**20  # bytes from which on `plan` fills an array, unless it is told otherwise
+
+
+class Layout(NamedTuple):
+    """Rules, and the axes that ``plan`` fills after them."""
+
+    pairs: Pairs
+    fill: tuple[str, ...] = ()
+
+
+_CLOSE = 1e-3  # scores within this part of each other are equal
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """What decides between two layouts: fits, then traffic, then waste.
+
+    Attributes:
+        fits: Whether parameters and gradients fit; ``None`` without hardware.
+        seconds: A lower bound of what weights and gradients take on the wires; ``None`` without
+            hardware, or where a plan cannot tell.
+        waste: How many times the ideal, all bytes over all devices, a device holds.
+        bytes_per_device: Bytes of parameters per device.
+        traffic: The traffic.
+    """
+
+    fits: bool | None
+    seconds: float | None
+    waste: float
+    bytes_per_device: int
+    traffic: Traffic
+
+    def beats(self, other: Score) -> bool:
+        """Whether it is better: fits, then seconds where both have them, then waste, then bytes."""
+        if self.fits != other.fits:
+            return bool(self.fits)
+        both = self.seconds is not None and other.seconds is not None
+        if both and _differ(self.seconds, other.seconds):
+            return bool(self.seconds < other.seconds)  # type: ignore[operator]
+        if _differ(self.waste, other.waste):
+            return self.waste < other.waste
+        mine, theirs = self.traffic.wire_bytes, other.traffic.wire_bytes
+        if mine is None or theirs is None:
+            return mine is not None and theirs is None
+        return _differ(mine, theirs) and mine < theirs
+
+    @property
+    def key(self) -> tuple[float, ...]:
+        """A total order for a search, the best first: what has no number comes after what has one."""
+        moved = self.traffic.wire_bytes
+        wire = math.inf if moved is None else float(moved)
+        if self.traffic.hardware is None:
+            return self.waste, wire
+        seconds = math.inf if self.seconds is None else self.seconds
+        return float(self.fits is False), seconds, self.waste, wire
+
+    def __str__(self) -> str:
+        fits = "" if self.fits is None else "fits, " if self.fits else "does not fit, "
+        moved = self.traffic.wire_bytes
+        wire = "traffic unknown" if moved is None else f"{moved:,} bytes sent"
+        time = "" if self.seconds is None else f" in at least {self.seconds * 1e3:,.2f} ms"
+        return f"{fits}{wire}{time}, {self.waste:,.3f} times the ideal memory"
+
+
+def _differ(a: float | None, b: float | None) -> bool:
+    return abs((a or 0.0) - (b or 0.0)) > _CLOSE * max(abs(a or 0.0), abs(b or 0.0))
+
+
+class Pricer:
+    """Prices rule sets for one tree on one mesh; what it has seen of an array it remembers."""
+
+    def __init__(
+        self, tree: Any, names: Any, mesh: MeshLike | None, batch: str, chip: Hardware | None
+    ) -> None:
+        self.mesh = need_mesh(mesh)
+        self.sizes = dict(axis_sizes(self.mesh))
+        self.batch, self.chip = batch, chip
+        self.plan = make_plan(tree, names, mesh=self.mesh, rules=(), unmapped="replicate")
+        self.devices = math.prod(self.sizes.values())
+        found = kinds(self.plan.distinct)
+        self.facts = facts(found)
+        self.kinds = _merged(found)
+        # What has no gradient moves nothing, and yet takes room.
+        self.rest = [Kind(one, 1, False) for one in self.plan.distinct if not is_inexact(one.dtype)]
+        self.nbytes = self.plan.nbytes
+        self.known: dict[tuple[int, Pairs, tuple[str, ...]], Resolution] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that the arrays bear, those of the largest first."""
+        sizes: dict[str, int] = {}
+        for kind in self.kinds:
+            for name in kind.one.names:
+                if name is not None:
+                    sizes[name] = sizes.get(name, 0) + kind.one.nbytes * kind.copies
+        return tuple(sorted(sizes, key=lambda name: (-sizes[name], name)))
+
+    def score(self, layout: Layout) -> Score:
+        """The score of a rule set and what ``plan`` fills after it."""
+        placed = [kind._replace(one=self._placed(kind.one, layout)) for kind in self.kinds]
+        still = [kind._replace(one=self._placed(kind.one, layout)) for kind in self.rest]
+        moved = of_kinds(placed, Rules(layout.pairs), self.sizes, self.batch, self.chip, self.facts)
+        held = sum(kind.one.bytes_per_device * kind.copies for kind in [*placed, *still])
+        waste = held * self.devices / self.nbytes if self.nbytes else 1.0
+        return Score(self._fits(placed, still), _seconds(moved), waste, held, moved)
+
+    def _placed(self, one: Placement, layout: Layout) -> Placement:
+        if any(dim.reason == "explicit_spec" for dim in one.resolution.dims):
+            return one  # a spec is the layout itself
+        own = tuple([pair for pair in layout.pairs if pair[0] in one.names])
+        fill = layout.fill if one.nbytes >= FILLED else ()
+        key = (id(one.resolution), own, fill)
+        found = self.known.get(key)
+        if found is None:
+            sizes = tuple(self.sizes.items())
+            found = resolve_array(one.names, Rules(own), sizes, one.shape, LENIENT, fill=fill)
+            self.known[key] = found
+        return one._replace(resolution=found)
+
+    def _fits(self, placed: Sequence[Kind], still: Sequence[Kind]) -> bool | None:
+        limit = None if self.chip is None else self.chip.limit
+        if limit is None:
+            return None
+        held = sum(2 * _padded(kind.one, self.chip) * kind.copies for kind in placed)
+        return held + sum(_padded(kind.one, self.chip) * kind.copies for kind in still) <= limit
+
+
+def _merged(found: Sequence[Kind]) -> list[Kind]:
+    """Kinds that differ in their paths alone, as one."""
+    alike: dict[Any, Kind] = {}
+    for kind in found:
+        key = (id(kind.one.resolution), kind.one.dtype, kind.repeated)
+        before = alike.get(key)
+        alike[key] = kind if before is None else before._replace(copies=before.copies + kind.copies)
+    return list(alike.values())
+
+
+def score_of(plan: Plan, held: Memory, moved: Traffic, measured: Measured | None) -> Score:
+    """The score of a plan whose prices are known; a compiled step has the last word."""
+    waste = plan.bytes_per_device * plan.mesh.size / plan.nbytes if plan.nbytes else 1.0
+    bound = _seconds(moved) if measured is None else measured.seconds
+    return Score(held.fits, bound, waste, plan.bytes_per_device, moved)
+
+
+def _seconds(moved: Traffic) -> float | None:
+    """The lower bound; of traffic that a compiler spreads over axes, as if evenly over all."""
+    if not moved.displaced or moved.hardware is None or moved.wire_bytes is None:
+        return moved.seconds
+    axes = [axis for axis, size in moved.mesh.items() if size > 1]
+    found = [seconds(moved.wire_bytes / len(axes), [axis], moved.mesh, moved.hardware) for axis in axes]
+    known = [one for one in found if one is not None]
+    return min(known) if len(known) == len(axes) and known else None
+
+
+def _padded(one: Placement, chip: Hardware | None) -> int:
+    return shard_bytes(one.shard_shape, one.dtype, chip)
+
+
+def as_pairs(rules: Iterable[Any]) -> Pairs:
+    """The pairs of rules, with a tuple of axes in each."""
+    return tuple((name, tuple(axes)) for name, axes in Rules(rules).pairs)
