@@ -16,7 +16,7 @@ INSTALLED := PYTHONSAFEPATH=1 AXISRULES_INSTALLED=1 HYPOTHESIS_PROFILE=quick
 EXTRAS := yaml,demo,equinox,flax,optax,orbax,report,page,cli,testing$(if $(or $(CI),$(shell command -v chromedriver)),$(comma)browser)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check check-all bench lint types wheel oldest newest clean
+.PHONY: help demo test check check-all check-tpu bench bench-peers lint types wheel oldest newest clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -35,6 +35,13 @@ check-all: check  ## What takes longer: endurance, and ten times the examples of
 
 bench: .venv/dev .venv/demo  ## Measure against the named peers and print the table of the README
 	$(BIN)/python -m pytest -q -p no:xdist benchmarks
+
+bench-peers:  ## Ask axisrules and its peers the same questions, each in an environment of its own
+	$(or $(NEWER),$(PYTHON)) benchmarks/peers/run.py
+
+check-tpu: .venv/dev  ## Compare the prices with the real TPU compiler, which needs no TPU (takes minutes)
+	$(BIN)/python -m pip install -q -e '.[tpu]'
+	$(BIN)/python -m pytest -q -m slow tests/test_cost_measure.py
 
 lint: .venv/dev  ## Check style and formatting
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -85,4 +92,4 @@ endif
 	@touch $@
 
 clean:  ## Remove what the other targets made
-	rm -rf .venv .venv-wheel .venv-oldest .venv-newest dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-wheel .venv-oldest .venv-newest .venv-peers dist build .pytest_cache .mypy_cache .ruff_cache

@@ -69,7 +69,7 @@ from axisrules._tables import NameTable as NameTable
 
 __version__ = "0.1.0"
 
-_NAMESPACES = frozenset({"catalog", "checkpoints", "cost", "report", "testing"})
+_NAMESPACES = frozenset({"adapters", "catalog", "checkpoints", "cost", "report", "testing"})
 
 
 def __getattr__(name: str) -> _ModuleType:

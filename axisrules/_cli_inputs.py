@@ -9,16 +9,24 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from axisrules import catalog, checkpoints, presets
-from axisrules._errors import AxisRulesError, CatalogError, NameTableError, PlanError, RulesError
+from axisrules._errors import (
+    AxisRulesError,
+    CatalogError,
+    NameTableError,
+    PlanError,
+    PolicyError,
+    RulesError,
+)
+from axisrules._extras import extra_module
 from axisrules._files import SUFFIXES
 from axisrules._meshes import as_mesh
-from axisrules._plan import Plan
+from axisrules._plan import Placement, Plan
 from axisrules._planning import plan as make_plan
 from axisrules._rules import Rules
 from axisrules._tables import NameTable
@@ -104,10 +112,53 @@ def _tell(plan: Plan, say: Say) -> None:
     idle = [f"{axis}={size}" for axis, size in sizes.items() if size > 1 and axis not in used]
     if idle:
         say(f"mesh: {', '.join(idle)} splits no array")
+    _tell_unnamed(plan, say)
+
+
+def _tell_unnamed(plan: Plan, say: Say) -> None:
     unnamed = [row for row in plan.report if row.reason == "names_missing"]
     if unnamed:
         size = sum(row.bytes for row in unnamed)
         say(f"names: {len(unnamed)} arrays of {size:,} bytes have none and stay whole: {unnamed[0].path} ...")
+
+
+class Given(NamedTuple):
+    """What rule sets are tried on.
+
+    Attributes:
+        tree: The parameters.
+        names: Their names; what has none stays whole.
+        meshes: The meshes.
+    """
+
+    tree: Any
+    names: Any
+    meshes: list[Any]
+
+
+def given(source: str, names: str | None, meshes: Sequence[str], strict: bool, say: Say) -> Given:
+    """The tree, names and meshes of a command that brings rules of its own.
+
+    Raises:
+        BadUsageError: Something that was given cannot be read.
+        AxisRulesError: The names do not fit the tree.
+    """
+    with usage():
+        shapes = [as_mesh(mesh) for mesh in meshes]
+        tree = read_tree(source)
+        table = read_names(names, tree, say)
+    unnamed: Any = "error" if strict else "replicate"
+    plan = make_plan(tree, table, mesh=shapes[0], rules=(), unmapped="replicate", unnamed=unnamed)
+    _tell_unnamed(plan, say)
+    if any(row.reason == "names_missing" for row in plan.report):
+        entries = {one.path: _entry(one) for one in plan.placements}
+        return Given(tree, lambda path, leaf: entries.get(path), shapes)
+    return Given(tree, table, shapes)
+
+
+def _entry(one: Placement) -> Any:
+    whole = all(dim.reason != "explicit_spec" for dim in one.resolution.dims)
+    return one.names if whole else one.spec
 
 
 def read_tree(source: str) -> Any:
@@ -123,7 +174,7 @@ def read_tree(source: str) -> Any:
     return checkpoints.open(source)
 
 
-def _call(source: str) -> Any:
+def _call(source: str, returns: str = "a tree") -> Any:
     module, _, name = source.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -136,7 +187,7 @@ def _call(source: str) -> Any:
     except Exception as cause:  # the user's own code may raise anything: it becomes the error, in full
         raise PlanError(
             f"{source} raised {type(cause).__name__}: {cause}",
-            fix="give module:function of a function without arguments that returns a tree.",
+            fix=f"give module:function of a function without arguments that returns {returns}.",
         ) from cause
     finally:
         sys.path.remove(os.getcwd())
@@ -197,16 +248,48 @@ def read_rules(given: str | None, set: str | None, say: Say) -> Rules:
         given = DEFAULT_RULES
     if _is_file(given):
         return Rules.load(given, set=set)
+    found = read_preset(given, ", and no such file")
+    if set is not None:
+        raise RulesError(f"the preset {given} has no sets", fix="leave out --set.")
+    return found
+
+
+def read_preset(given: str, nor: str = "") -> Rules:
+    """The rules of a preset by name; ``nor`` says what else it was looked for as."""
     if given not in PRESETS:
         raise RulesError(
-            f"there is no preset {given!r}, and no such file{did_you_mean(given, PRESETS)}",
+            f"there is no preset {given!r}{nor}{did_you_mean(given, PRESETS)}",
             nearest=nearest(given, PRESETS),
             fix=f"presets: {', '.join(PRESETS)}.",
         )
-    if set is not None:
-        raise RulesError(f"the preset {given} has no sets", fix="leave out --set.")
     preset: Callable[..., Rules] = getattr(presets, given)
     return preset()
+
+
+def read_optimizer(given: str | None) -> Any:
+    """An optimizer: one of optax by name, or what ``module:function`` returns."""
+    if given is None:
+        return None
+    if ":" in given:
+        made = _call(given, "an optimizer")
+    else:
+        optax = extra_module("optax", package="optax", extra="optax", purpose="optimizers by name")
+        made = _of_optax(getattr(optax, given, None))
+    if not hasattr(made, "init"):
+        known = [] if ":" in given else [name for name in dir(optax) if name.islower() and name[0] != "_"]
+        raise PolicyError(
+            f"{given} is no optimizer{did_you_mean(given, known)}",
+            nearest=nearest(given, known),
+            fix="give the name of one of optax, such as adamw, or module:function that returns one.",
+        )
+    return made
+
+
+def _of_optax(make: Any) -> Any:
+    try:
+        return make(1e-3)  # a rate of learning, which no state depends on
+    except Exception:  # the word may be that of anything in optax, which then is no optimizer
+        return None
 
 
 def read_golden(path: str) -> Plan:

@@ -5,6 +5,7 @@ Each entry says which versions need it, why, and when it can go.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import warnings
 from contextlib import AbstractContextManager
@@ -20,7 +21,10 @@ ZERO_COPY_ALIGNMENT = 64
 
 
 def in_trace() -> bool:
-    """Whether JAX is tracing. No public function says so (jax 0.7.2 to 0.12.0)."""
+    """Whether JAX is tracing.
+
+    No public function says so (jax 0.7.2 to 0.12.0). Goes when one does.
+    """
     from jax._src.core import trace_state_clean
 
     return not trace_state_clean()
@@ -68,7 +72,11 @@ def constraint_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
 
 
 def current_trace() -> object:
-    """The trace that JAX is in (jax 0.7.2 to 0.12.0: not public)."""
+    """The trace that JAX is in.
+
+    Rules that were called for inside a trace belong to it, and no public function tells one trace from
+    another (jax 0.7.2 to 0.12.0). Goes when one does.
+    """
     from jax._src.core import trace_ctx
 
     return trace_ctx.trace
@@ -86,7 +94,10 @@ def coordination_client() -> Any:
 
 
 def enable_x64(value: bool) -> AbstractContextManager[Any]:
-    """Turns x64 on or off for this thread. Public as ``jax.enable_x64`` since jax 0.8."""
+    """Turns x64 on or off for this thread.
+
+    Public as ``jax.enable_x64`` since jax 0.8, before that in ``jax.experimental``. Goes with jax 0.7.
+    """
     switch: Any = getattr(jax, "enable_x64", None)
     if switch is None:
         switch = vars(importlib.import_module("jax.experimental"))["enable_x64"]
@@ -109,3 +120,12 @@ def forget_origins() -> None:
         kind.__name__, (kind,), {"__slots__": (), "find_progenitors": lambda self, tracer: (None, None)}
     )
     frame.__class__ = brief
+
+
+def without_derivative(exported: Any) -> Any:
+    """An exported program without the closure that would differentiate it, so that it can be pickled.
+
+    ``Exported.serialize`` needs the package flatbuffers, which JAX does not bring (jax 0.7.2 to 0.12.0).
+    Goes when it does.
+    """
+    return dataclasses.replace(exported, _get_vjp=None)

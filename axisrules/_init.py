@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from axisrules import _compat, _leaves
-from axisrules._errors import InitError, NoMeshError
+from axisrules._errors import AxisRulesError, InitError, LeafError, NoMeshError, raise_all
+from axisrules._hidden import hides_tracer
 from axisrules._layout import with_auto_axes
 from axisrules._meshes import active_mesh
 from axisrules._options import PlanOptions, make_options
@@ -45,7 +46,8 @@ def init(
     needs and nothing else. Programs that differ in their keys alone are compiled once, so that the
     number of compilations does not grow with the depth of a model, and making the same model again
     compiles nothing. The values are those of ``jax.jit(make)``, bit for bit, but for sums over a
-    dimension that lies split.
+    dimension that lies split, and for what is computed from arrays that ``make`` captures: XLA treats
+    those as constants in a program of the whole, and the last bits may differ.
 
     No array is ever whole on one device, and arrays are made one after another: beyond the result
     itself, at most 3.5 times the largest array is in use (random bits take three times their shard).
@@ -96,7 +98,10 @@ def init(
     with _tracing_mesh():
         made = _make(plan, traced[0])
     arrays = [made.get(id(leaf), leaf) for leaf in plan.structure.pick(traced[0].flat.leaves)]
-    return plan.structure.fill(iter(place(plan, arrays)))
+    mesh: Any = plan.mesh
+    with jax.set_mesh(mesh):  # with another one active, JAX refuses devices in another order
+        placed = place(plan, arrays)
+    return plan.structure.fill(iter(placed))
 
 
 def _check_call(make: Any, args: Any, mesh: Mesh | AbstractMesh) -> None:
@@ -151,10 +156,9 @@ class _Traced(NamedTuple):
 
 def _trace(make: Callable[..., Any], args: tuple[Any, ...]) -> _Traced:
     given = flatten(args)
-    describe = _leaves.Describer()
-    is_array = [describe(leaf) is not None for leaf in given.leaves]
+    is_array = _find_arrays(given)
     arguments = tuple(leaf for leaf, chosen in zip(given.leaves, is_array, strict=True) if chosen)
-    found: list[Flat] = []
+    found: list[tuple[Flat, list[_leaves.Future]]] = []
     quick = True
 
     def outputs(*traced: Any) -> list[Any]:
@@ -163,8 +167,12 @@ def _trace(make: Callable[..., Any], args: tuple[Any, ...]) -> _Traced:
         rest = iter(traced)
         leaves = [next(rest) if chosen else leaf for leaf, chosen in zip(given.leaves, is_array, strict=True)]
         flat = flatten(make(*given.rebuild(leaves)))
-        found.append(flat)
-        return list({id(leaf): leaf for leaf in flat.leaves if isinstance(leaf, jax.core.Tracer)}.values())
+        _check_leaves(flat)
+        values = {id(leaf): leaf for leaf in flat.leaves if isinstance(leaf, jax.core.Tracer)}
+        futures = {key: _leaves.Future(value.shape, value.dtype) for key, value in values.items()}
+        leaves = [futures.get(id(leaf), leaf) for leaf in flat.leaves]
+        found.append((dataclasses.replace(flat, leaves=leaves), list(futures.values())))
+        return list(values.values())
 
     with making():
         try:
@@ -177,15 +185,54 @@ def _trace(make: Callable[..., Any], args: tuple[Any, ...]) -> _Traced:
             f"make has effects: {', '.join(sorted(map(str, closed.effects)))}",
             fix="take prints, callbacks and the like out of make: its arrays are made one by one.",
         )
-    flat = found.pop()
-    futures: dict[int, _leaves.Future] = {}
-    leaves = []
-    for leaf in flat.leaves:
-        if isinstance(leaf, jax.core.Tracer):
-            leaf = futures.setdefault(id(leaf), _leaves.Future(leaf.shape, leaf.dtype))
-        leaves.append(leaf)
-    flat = dataclasses.replace(flat, leaves=leaves)
-    return _Traced(closed, flat, flat.rebuild(leaves), tuple(futures.values()), arguments)
+    flat, futures = found.pop()
+    return _Traced(closed, flat, flat.rebuild(flat.leaves), tuple(futures), arguments)
+
+
+def _find_arrays(given: Flat) -> list[bool]:
+    """Which of the arguments are arrays.
+
+    Raises:
+        LeafError: One of them cannot be used.
+    """
+    describe = _leaves.Describer()
+    problems: list[AxisRulesError] = []
+    found = []
+    for path, leaf in zip(given.paths, given.leaves, strict=True):
+        try:
+            found.append(describe(leaf) is not None)
+            problem = _unusable(leaf)
+        except LeafError as cause:
+            problem = cause
+        if problem is not None:
+            problems.append(problem.at([f"args/{path}"]))
+    raise_all(problems)
+    return found
+
+
+def _unusable(leaf: Any) -> AxisRulesError | None:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return LeafError(
+            "a shape has no values to make arrays from",
+            fix="pass an array; shapes alone suffice for axisrules.plan of jax.eval_shape(make, *args).",
+        )
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        return LeafError("the array was deleted or donated before", fix="pass the array that took its place.")
+    return None
+
+
+def _check_leaves(flat: Flat) -> None:
+    """Refuses values of the trace where no tree shows them, so that none is left in the result."""
+    hidden = {key for key, leaf in {id(leaf): leaf for leaf in flat.leaves}.items() if hides_tracer(leaf)}
+    raise_all(
+        InitError(
+            f"a {type(leaf).__qualname__} holds an array that make computes, where no tree shows it",
+            paths=[path],
+            fix="use jax.tree_util.Partial for functools.partial, or keep the array in a field of a module.",
+        )
+        for path, leaf in zip(flat.paths, flat.leaves, strict=True)
+        if id(leaf) in hidden
+    )
 
 
 def _make(plan: Plan, traced: _Traced) -> dict[int, Any]:
@@ -197,7 +244,23 @@ def _make(plan: Plan, traced: _Traced) -> dict[int, Any]:
     pairs = list(zip(parts.outputs, traced.futures, strict=True))
     wanted = {var: targets[id(future)] for var, future in pairs if not isinstance(var, Literal)}
     values = run(parts, traced.arguments, wanted, mesh, traced.closed)
-    return {
-        id(future): jnp.asarray(atom.val, dtype_of(atom)) if isinstance(atom, Literal) else values[atom]
-        for atom, future in pairs
-    }
+    made: dict[int, Any] = {}
+    copied: set[Var] = set()
+    for atom, future in pairs:
+        if isinstance(atom, Literal):
+            made[id(future)] = _literal(atom)
+            continue
+        value = values[atom]
+        if atom in copied:  # two outputs are two arrays, as those of a jit are
+            value = jax.device_put(value, getattr(value, "sharding", None), may_alias=False)
+        made[id(future)] = value
+        copied.add(atom)
+    return made
+
+
+def _literal(atom: Literal) -> jax.Array:
+    value = jnp.asarray(atom.val, dtype_of(atom))
+    if not getattr(atom.aval, "weak_type", False):
+        return value
+    weak = jnp.asarray(value.item())  # as that of a Python scalar
+    return weak if weak.dtype == value.dtype else value

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -52,7 +53,8 @@ def run(
         like: The function as it was traced.
     """
     values = {**parts.known, **dict(zip(parts.inputs, arguments, strict=True))}
-    direct = jaxpr_as_fun(as_function(parts.direct, like))(*[values[var] for var in parts.direct.inputs])
+    alone = [_alone(values[var], mesh) for var in parts.direct.inputs]
+    direct = jaxpr_as_fun(as_function(parts.direct, like))(*alone)
     values.update(zip(parts.direct.outputs, direct, strict=True))
     with jax.set_mesh(mesh):
         _Runner(parts.steps, targets, mesh, like).run(values)
@@ -117,7 +119,7 @@ class _Runner:
         """An argument or a captured array where the programs can read it."""
         if isinstance(value, jax.Array):
             sharding = value.sharding
-            if sharding.device_set == set(self.mesh.devices.flat) and not _is_explicit(sharding):
+            if _devices(sharding) == list(self.mesh.devices.flat) and not _is_explicit(sharding):
                 return value
             if not getattr(value, "committed", True) and value.size < _SPREAD:
                 return value
@@ -127,6 +129,26 @@ class _Runner:
         if not target.is_fully_addressable:
             return put_global(jnp.asarray(value), target)
         return jax.device_put(value, target)
+
+
+def _alone(value: Any, mesh: Mesh) -> Any:
+    """A key or small integers, for evaluation away from the mesh that they lie on."""
+    if not isinstance(value, jax.Array) or len(value.sharding.device_set) == 1:
+        return value
+    if not value.is_fully_replicated:
+        value = jax.device_put(value, NamedSharding(mesh, PartitionSpec()))
+    local = value.addressable_shards[0].data
+    if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return jnp.asarray(np.asarray(local))
+    data = jnp.asarray(np.asarray(jax.random.key_data(local)))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(local))
+
+
+def _devices(sharding: Any) -> list[Any]:
+    """The devices in their order, where there is one."""
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return list(sharding.mesh.devices.flat)
+    return list(sharding.device_set) if len(sharding.device_set) == 1 else []
 
 
 def _is_explicit(sharding: Any) -> bool:

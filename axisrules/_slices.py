@@ -26,6 +26,9 @@ _COSTLY = frozenset({
 })  # fmt: skip
 
 
+_WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+
 class Step(NamedTuple):
     """One program: equations that make ``outputs`` from ``inputs`` and ``constants``."""
 
@@ -76,7 +79,7 @@ class _Cutter:
         self.exact, self.direct = self._find_exact()
 
     def _inline(self, closed: ClosedJaxpr, names: dict[Var, Atom]) -> list[Atom]:
-        """Adds the equations of a function; nested jits with several results are dissolved."""
+        """Adds the equations of a function; most functions that it calls are dissolved."""
         for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
             names[var] = fresh = Var(var.aval)
             self.known[fresh] = value
@@ -86,12 +89,12 @@ class _Cutter:
 
         for eqn in closed.jaxpr.eqns:
             arguments = [read(atom) for atom in eqn.invars]
-            inner = eqn.params.get("jaxpr")
-            if eqn.primitive.name in ("jit", "pjit") and len(eqn.outvars) > 1:
+            inner = _dissolved(eqn)
+            if inner is not None:
                 results = self._inline(inner, dict(zip(inner.jaxpr.invars, arguments, strict=True)))
             else:
                 results = [Var(var.aval) for var in eqn.outvars]  # a function may be called twice
-                self.eqns.append(eqn.replace(invars=arguments, outvars=results))
+                self.eqns.append(_movable(eqn.replace(invars=arguments, outvars=results)))
             names.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in closed.jaxpr.outvars]
 
@@ -105,7 +108,7 @@ class _Cutter:
         varying, computed, arguments = exact & self.given, set[Var](), set[Var]()
         for eqn in self.eqns:
             reads = _variables(eqn.invars)
-            if not all(map(_is_exact, eqn.outvars)) or not exact.issuperset(reads):
+            if not exact.issuperset(reads) or not _is_exact_throughout(eqn):
                 continue
             exact.update(eqn.outvars)
             computed.update(eqn.outvars)
@@ -202,10 +205,66 @@ def _is_exact(var: Var) -> bool:
     return any(jax.dtypes.issubdtype(dtype, kind) for kind in kinds)
 
 
+def _is_exact_throughout(eqn: JaxprEqn) -> bool:
+    """Whether the results are exact, and nothing large is made on the way."""
+    return all(map(_is_exact, eqn.outvars)) and (not _is_jit(eqn) or _is_small_inside(eqn))
+
+
+def _is_small_inside(jit: JaxprEqn) -> bool:
+    return all(
+        all(math.prod(shape_of(var)) <= _DIRECT for var in eqn.outvars)
+        and (not _is_jit(eqn) or _is_small_inside(eqn))
+        for eqn in jit.params["jaxpr"].jaxpr.eqns
+    )
+
+
 def _is_embedded(value: Any) -> bool:
-    """Whether a captured array stays a constant; what may be a key becomes an argument."""
+    """Whether a captured array stays a constant; keys and what lies on a mesh become arguments."""
+    if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:  # such as a parameter
+        return False
     may_be_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended) or value.dtype == np.uint32
     return not may_be_key and math.prod(value.shape) <= _EMBEDDED
+
+
+def _movable(eqn: JaxprEqn) -> JaxprEqn:
+    """A slice of keys or small integers with its start as an operand: unpacking compiles once.
+
+    Evaluated on its own, a slice is compiled for every start.
+    """
+    if eqn.primitive.name != "slice" or not all(map(_is_exact, [*_variables(eqn.invars), *eqn.outvars])):
+        return eqn
+    if any(stride != 1 for stride in eqn.params["strides"] or ()):
+        return eqn
+    index = jax.core.ShapedArray((), np.dtype(np.int32))
+    starts = [Literal(np.int32(start), index) for start in eqn.params["start_indices"]]
+    sizes = {"slice_sizes": shape_of(eqn.outvars[0])}
+    made: JaxprEqn = eqn.replace(
+        primitive=jax.lax.dynamic_slice_p, invars=[*eqn.invars, *starts], params=sizes
+    )
+    return made
+
+
+def _dissolved(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The function that an equation calls, where its own equations take the place of the call.
+
+    Rules for derivatives would be kept alive by a program, with all that they capture.
+    """
+    inner = eqn.params.get("call_jaxpr" if eqn.primitive.name in _WITH_RULES else "jaxpr")
+    if not isinstance(inner, ClosedJaxpr):
+        return None
+    dissolves = _is_jit(eqn) and (len(eqn.outvars) > 1 or _donates_or_captures(eqn))
+    return inner if dissolves or eqn.primitive.name in _WITH_RULES else None
+
+
+def _is_jit(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in ("jit", "pjit")
+
+
+def _donates_or_captures(jit: JaxprEqn) -> bool:
+    """Whether a program would give up its arguments, or keep an array alive, by a jit inside of it."""
+    inner = jit.params["jaxpr"]
+    nested = any(_is_jit(eqn) and _donates_or_captures(eqn) for eqn in inner.jaxpr.eqns)
+    return nested or bool(inner.consts) or any(jit.params["donated_invars"])
 
 
 def _is_costly(eqn: JaxprEqn) -> bool:

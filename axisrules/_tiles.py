@@ -28,7 +28,7 @@ def coordinates(sizes: Mapping[str, int], positions: Numbers) -> dict[str, Numbe
     """The coordinate along every axis of the devices at the given positions."""
     found: dict[str, Numbers] = {}
     rest = positions
-    for axis, size in reversed(sizes.items()):
+    for axis, size in reversed(list(sizes.items())):
         rest, found[axis] = np.divmod(rest, size)
     return found
 

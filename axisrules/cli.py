@@ -4,17 +4,25 @@ Owns the commands, their options and exit statuses: 1 where a check fails, 2 for
 to the standard output, what was decided on the way to the standard error. Needs the extra ``cli``.
 """
 
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from axisrules._cli_inputs import BadUsageError, Wanted, planned, read_golden, read_rules, usage
+from axisrules import _cli_json as for_programs
+from axisrules._cli_cost import add_commands
+from axisrules._cli_inputs import (
+    BadUsageError,
+    Wanted,
+    planned,
+    read_golden,
+    read_optimizer,
+    read_rules,
+    usage,
+)
 from axisrules._errors import AxisRulesError
 from axisrules._extras import extra_module
 from axisrules._meshes import as_mesh
-from axisrules._plan_diff import LeafChange, PlanDiff
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,6 +76,7 @@ def make_app(typer: Any) -> Any:
     option = _options(typer)
     for add in (_add_plan, _add_explain, _add_lint, _add_diff, _add_page, _add_tables):
         add(app, option, typer)
+    add_commands(app, option, typer, _say)
     return app
 
 
@@ -84,6 +93,8 @@ def _options(typer: Any) -> SimpleNamespace:
         strict=typer.Option(
             False, "--strict", help="Refuse what does not divide, lacks names, or names an absent axis."
         ),
+        hardware=typer.Option(None, "--hardware", help='An accelerator, such as "TPU v5e", or a TOML file.'),
+        optimizer=typer.Option(None, "--optimizer", help="One of optax, such as adamw, or module:function."),
         json=typer.Option(False, "--json", help="Print JSON for programs."),
     )
 
@@ -148,7 +159,7 @@ def _add_explain(app: Any, o: Any, typer: Any) -> None:
         with usage():
             placement = plan.placement(path)
         if json:
-            _print_json(_placement(placement))
+            for_programs.print_json(for_programs.placement(placement))
         else:
             print(f"{plan.explain(path)}\n\n{draw(placement)}")
 
@@ -184,7 +195,7 @@ def _add_lint(app: Any, o: Any, typer: Any) -> None:
             plan = planned(checkpoint, Wanted(str(mesh), names, rules, set, False, _say))
             found = report.lint(plan=plan)
         if json:
-            _print_json([vars(one) for one in found])
+            for_programs.print_json([vars(one) for one in found])
         else:
             print("\n".join(map(str, found)) or "nothing found")
         if any(strict or one.severity == "warning" for one in found):
@@ -202,7 +213,7 @@ def _add_diff(app: Any, o: Any, typer: Any) -> None:
         with usage():
             found = read_golden(before).diff(read_golden(after))
         if json:
-            _print_json(_difference(found))
+            for_programs.print_json(for_programs.difference(found))
         else:
             print(found)
         if found:
@@ -222,13 +233,18 @@ def _add_page(app: Any, o: Any, typer: Any) -> None:
         rules: str | None = o.rules,
         set: str | None = o.set,
         strict: bool = o.strict,
+        hardware: str | None = o.hardware,
+        optimizer: str | None = o.optimizer,
     ) -> None:
-        """Write one HTML file that shows the plan."""
-        from axisrules import report
+        """Write one HTML file that shows the plan, and with --hardware what it costs."""
+        from axisrules import cost, report
 
+        with usage():
+            chip = None if hardware is None else cost.hardware(hardware)
+            made = read_optimizer(optimizer)
         plan = planned(checkpoint, Wanted(mesh, names, rules, set, strict, _say))
         with usage():
-            report.page(plan, output)
+            report.page(plan, output, hardware=chip, optimizer=made)
         _say(f"wrote {output}")
 
     app.command("page")(page)
@@ -240,7 +256,7 @@ def _add_tables(app: Any, o: Any, typer: Any) -> None:
         from axisrules import catalog
 
         names = catalog.names()
-        _print_json(names) if json else print("\n".join(names))
+        for_programs.print_json(names) if json else print("\n".join(names))
 
     def demo() -> None:
         """Lay a real checkpoint out over eight simulated devices, three ways."""
@@ -250,59 +266,6 @@ def _add_tables(app: Any, o: Any, typer: Any) -> None:
 
     app.command("tables")(tables)
     app.command("demo")(demo)
-
-
-# For programs.
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, default=_plain))
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no word for: named tuples, specs, dtypes."""
-    slots: Callable[[], dict[str, Any]] | None = getattr(value, "_asdict", None)
-    return slots() if slots is not None else str(value)
-
-
-def _placement(placement: Any) -> dict[str, Any]:
-    return {
-        "path": placement.path,
-        "shape": placement.shape,
-        "dtype": str(placement.dtype),
-        "names": placement.names,
-        "spec": [list(dim.axes) for dim in placement.resolution.dims],
-        "why": [
-            dim._asdict() | {"skips": [s._asdict() for s in dim.skips]} for dim in placement.resolution.dims
-        ],
-        "shard_shape": placement.shard_shape,
-        "bytes": placement.nbytes,
-        "bytes_per_device": placement.bytes_per_device,
-    }
-
-
-def _difference(found: PlanDiff) -> dict[str, Any]:
-    return {
-        "bytes_per_device": [found.before.bytes_per_device, found.after.bytes_per_device],
-        "received": found.received,
-        "most": found.most,
-        "over": found.over,
-        "to_new_devices": found.to_new_devices,
-        "added": found.added,
-        "removed": found.removed,
-        "changed": [_change(one) for one in found.changed],
-    }
-
-
-def _change(one: LeafChange) -> dict[str, Any]:
-    return {
-        "path": one.path,
-        "what": one.what,
-        "bytes_per_device": one.bytes_per_device,
-        "received": one.received,
-        "over": one.over,
-        "dims": [dim._asdict() for dim in one.dims],
-    }
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Comparison of rule sets, and rules that a search proposes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 import axisrules as ar
 from axisrules import cost, presets
+from axisrules.cost._search import Layout, Pricer, as_pairs
 from tests.pricing import MODELS, Adam, model
 
 MESH = "data=8,model=4"
@@ -47,6 +50,50 @@ def test_every_assignment_is_tried_where_these_are_few():
     assert found.exact
     assert found.score.waste == 1.0
     assert "every assignment was tried" in str(found)
+
+
+def test_the_state_of_the_optimizer_has_to_fit_too():
+    tree, names = model("llama3-70b")
+    alone = cost.suggest(tree, names, "data=16,model=4", hardware="v5e", time_limit=60.0)
+    assert alone.score.fits
+    assert not cost.memory(alone.plan, Adam, hardware="v5e").fits
+    found = cost.suggest(tree, names, "data=16,model=4", hardware="v5e", optimizer=Adam, time_limit=60.0)
+    assert found.score.fits
+    assert cost.memory(found.plan, Adam, hardware="v5e").fits
+    assert not found.presets["fsdp"].fits
+
+
+@pytest.mark.parametrize("form", ["init", "plan", "arrays"])
+def test_the_optimizer_may_be_given_as_for_memory(form):
+    rules = {"batch": "data", "embed": "data", "mlp": "model"}
+    plan = ar.plan(TREE, NAMES, mesh="data=4,model=2", rules=rules)
+    optimizer = {"init": Adam.init, "plan": plan, "arrays": plan.abstract}[form]
+    held = cost.memory(plan, optimizer).bytes_per_device
+    for limit, fits in ((held, True), (held - 1, False)):
+        chip = cost.Hardware("small", memory_bytes=limit, link_bytes_per_s=10**9)
+        found = cost.suggest(
+            TREE, NAMES, "data=4,model=2", hardware=chip, fixed=rules, optimizer=optimizer, time_limit=0.0
+        )
+        assert found.score.fits is fits
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "sdxl-unet", "mixtral-8x7b"])
+def test_the_bytes_that_have_to_fit_are_those_of_memory(name):
+    tree, names = model(name)
+    for mesh in ("data=8,model=4", "data=2,model=3"):
+        for rules in (presets.fsdp(), presets.fsdp_tensor_parallel(), presets.data_parallel()):
+            options = {"mesh": mesh, "rules": rules, "unmapped": "replicate", "indivisible": "next"}
+            held = cost.memory(ar.plan(tree, names, **options), Adam, hardware="v5e").bytes_per_device
+            for limit, fits in ((held, True), (held - 1, False)):
+                chip = dataclasses.replace(cost.hardware("v5e"), memory_bytes=limit)
+                pricer = Pricer(tree, names, mesh, "batch", chip, Adam)
+                assert pricer.score(Layout(as_pairs(rules))).fits is fits
+        fill = ("data",)
+        held = cost.memory(ar.plan(tree, names, **options, fill=fill), Adam, hardware="v5e").bytes_per_device
+        for limit, fits in ((held, True), (held - 1, False)):
+            chip = dataclasses.replace(cost.hardware("v5e"), memory_bytes=limit)
+            pricer = Pricer(tree, names, mesh, "batch", chip, Adam)
+            assert pricer.score(Layout(as_pairs(rules), fill)).fits is fits
 
 
 def test_what_is_fixed_stays():

@@ -36,7 +36,8 @@ def compilations():
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield lambda: len(events)
-    jax.monitoring.unregister_event_duration_listener(listen)
+    if hasattr(jax.monitoring, "unregister_event_duration_listener"):
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def bits(value):

@@ -389,6 +389,14 @@ MESSAGES = [
           fix:   pass topology= like "v5e:4x4": a family, and the chips along each side of the torus. Families: v2, v3, v4, v5e, v5p, v6e, tpu7x.
         """,
     ),
+    (
+        ar.InitError,
+        lambda: ar.init({"w": zeros(8, 4)}, {"w": "embed mlp"}, mesh=MESH, rules=RULES),
+        """
+        a dict is not a function that makes a tree
+          fix:   pass the function, as in axisrules.init(lambda: Model(...)); for arrays that exist there is axisrules.shard_tree.
+        """,
+    ),
 ]
 
 

@@ -126,7 +126,8 @@ def compiled():
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield found
-    jax.monitoring.unregister_event_duration_listener(listen)
+    if hasattr(jax.monitoring, "unregister_event_duration_listener"):
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def by_path(tree):

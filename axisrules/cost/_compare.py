@@ -231,7 +231,7 @@ class _Work:
         except RulesError:
             raise
         except AxisRulesError as error:
-            return Row(name, sizes, problem=str(error).partition("\n")[0])
+            return Row(name, sizes, problem=_problem(error))
         held = memory(plan, self.optimizer, hardware=self.chip)
         measured = None
         if self.step is not None:
@@ -281,6 +281,12 @@ class _Work:
                 continue  # its row says why
             held = memory(plan, self.optimizer, hardware=self.chip)
             yield Growth(devices, held.bytes_per_device, moved.wire_bytes)
+
+
+def _problem(error: AxisRulesError) -> str:
+    """The first of what is wrong, in a line."""
+    first, *more = error.failures or [error]
+    return first.headline + (f" (and {len(more)} more)" if more else "")
 
 
 def _idle(plan: Plan, moved: Traffic, batch: str) -> tuple[str, ...]:

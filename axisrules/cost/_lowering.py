@@ -17,6 +17,7 @@ import numpy as np
 from jax import export
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from axisrules import _compat
 from axisrules._errors import AxisRulesError, MeshError, PolicyError
 from axisrules._meshes import Sizes
 from axisrules._text import format_mesh, format_spec
@@ -96,7 +97,7 @@ def _portable(exported: export.Exported) -> export.Exported:
     ``Exported.serialize`` needs a package that JAX does not bring, so programs are pickled. Before
     jax 0.8 their shardings cannot be; they are those of the arguments, which travel beside them.
     """
-    bare = dataclasses.replace(exported, _get_vjp=None)
+    bare: export.Exported = _compat.without_derivative(exported)
     try:
         pickle.dumps((bare.in_shardings_hlo, bare.out_shardings_hlo))
     except TypeError:

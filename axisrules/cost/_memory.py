@@ -84,6 +84,11 @@ class Memory:
         """Bytes that are left for activations and other temporaries."""
         return None if self.limit is None else self.limit - self.bytes_per_device
 
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, in words; without hardware nothing."""
+        return "" if self.hardware is None else _verdict(self)
+
     @cached_property
     def smallest_mesh(self) -> dict[str, int] | None:
         """The fewest devices on which it fits, of a mesh with the same axes.

@@ -23,7 +23,7 @@ from axisrules.cost._hardware import Hardware
 from axisrules.cost._measure import Measured
 from axisrules.cost._memory import Memory
 from axisrules.cost._moves import Traffic, seconds
-from axisrules.cost._rows import is_inexact
+from axisrules.cost._rows import Row, is_inexact, of_optimizer
 
 Pairs = tuple[tuple[str, tuple[str, ...]], ...]
 LENIENT = Policies("next", "next", "drop", "replicate")
@@ -46,7 +46,7 @@ class Score:
     """What decides between two layouts: fits, then traffic, then waste.
 
     Attributes:
-        fits: Whether parameters and gradients fit; ``None`` without hardware.
+        fits: Whether parameters, gradients and the optimizer fit; ``None`` without hardware.
         seconds: A lower bound of what weights and gradients take on the wires; ``None`` without
             hardware, or where a plan cannot tell.
         waste: How many times the ideal, all bytes over all devices, a device holds.
@@ -100,7 +100,13 @@ class Pricer:
     """Prices rule sets for one tree on one mesh; what it has seen of an array it remembers."""
 
     def __init__(
-        self, tree: Any, names: Any, mesh: MeshLike | None, batch: str, chip: Hardware | None
+        self,
+        tree: Any,
+        names: Any,
+        mesh: MeshLike | None,
+        batch: str,
+        chip: Hardware | None,
+        optimizer: Any = None,
     ) -> None:
         self.mesh = need_mesh(mesh)
         self.sizes = dict(axis_sizes(self.mesh))
@@ -113,7 +119,10 @@ class Pricer:
         # What has no gradient moves nothing, and yet takes room.
         self.rest = [Kind(one, 1, False) for one in self.plan.distinct if not is_inexact(one.dtype)]
         self.nbytes = self.plan.nbytes
-        self.known: dict[tuple[int, Pairs, tuple[str, ...]], Resolution] = {}
+        self.known: dict[tuple[Any, Pairs, tuple[str, ...]], Resolution] = {}
+        self.state = [] if optimizer is None else _merged_rows(of_optimizer(optimizer, self.plan))
+        # An array of the state that is like a parameter lies as that does, filled or not.
+        self.filled = {(one.names, one.shape): one.nbytes >= FILLED for one in self.plan.distinct}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,7 +141,7 @@ class Pricer:
         moved = of_kinds(placed, Rules(layout.pairs), self.sizes, self.batch, self.chip, self.facts)
         held = sum(kind.one.bytes_per_device * kind.copies for kind in [*placed, *still])
         waste = held * self.devices / self.nbytes if self.nbytes else 1.0
-        return Score(self._fits(placed, still), _seconds(moved), waste, held, moved)
+        return Score(self._fits(placed, still, layout), _seconds(moved), waste, held, moved)
 
     def _placed(self, one: Placement, layout: Layout) -> Placement:
         if any(dim.reason == "explicit_spec" for dim in one.resolution.dims):
@@ -147,12 +156,30 @@ class Pricer:
             self.known[key] = found
         return one._replace(resolution=found)
 
-    def _fits(self, placed: Sequence[Kind], still: Sequence[Kind]) -> bool | None:
+    def _fits(self, placed: Sequence[Kind], still: Sequence[Kind], layout: Layout) -> bool | None:
         limit = None if self.chip is None else self.chip.limit
         if limit is None:
             return None
         held = sum(2 * _padded(kind.one, self.chip) * kind.copies for kind in placed)
-        return held + sum(_padded(kind.one, self.chip) * kind.copies for kind in still) <= limit
+        held += sum(_padded(kind.one, self.chip) * kind.copies for kind in still)
+        slots = (
+            shard_bytes(self._part(row, layout), row.dtype, self.chip) * row.copies for row in self.state
+        )
+        return held + sum(slots) <= limit
+
+    def _part(self, row: Row, layout: Layout) -> tuple[int, ...]:
+        """The part of an array of the optimizer's state that a device holds."""
+        if row.names is None:
+            return row.shard(self.sizes)  # a spec is the layout itself
+        own = tuple([pair for pair in layout.pairs if pair[0] in row.names])
+        fill = layout.fill if self.filled.get((row.names, row.shape), False) else ()
+        key = ((row.names, row.shape), own, fill)
+        found = self.known.get(key)
+        if found is None:
+            sizes = tuple(self.sizes.items())
+            found = resolve_array(row.names, Rules(own), sizes, row.shape, LENIENT, fill=fill)
+            self.known[key] = found
+        return row._replace(axes=tuple([dim.axes for dim in found.dims])).shard(self.sizes)
 
 
 def _merged(found: Sequence[Kind]) -> list[Kind]:
@@ -162,6 +189,16 @@ def _merged(found: Sequence[Kind]) -> list[Kind]:
         key = (id(kind.one.resolution), kind.one.dtype, kind.repeated)
         before = alike.get(key)
         alike[key] = kind if before is None else before._replace(copies=before.copies + kind.copies)
+    return list(alike.values())
+
+
+def _merged_rows(rows: Iterable[Row]) -> list[Row]:
+    """Rows that differ in their slots and paths alone, as one."""
+    alike: dict[Any, Row] = {}
+    for row in rows:
+        key = (row.names, row.shape, row.axes if row.names is None else (), row.dtype)
+        before = alike.get(key)
+        alike[key] = row if before is None else before._replace(copies=before.copies + row.copies)
     return list(alike.values())
 
 

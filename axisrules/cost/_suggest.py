@@ -77,6 +77,7 @@ def suggest(
     fixed: RulesLike | None = None,
     *,
     rules: RulesLike | None = None,
+    optimizer: Any = None,
     time_limit: float = 4.0,
 ) -> Suggestion:
     """Rules for a tree on a mesh: those that fit, then move the least, then waste the least.
@@ -92,10 +93,12 @@ def suggest(
             The best few rule sets are then compiled, and ranked by the compiler's bytes.
         fixed: Rules that stay as they are.
         rules: Rules to begin with, beside the presets.
+        optimizer: The optimizer, as for ``memory``: its state has to fit too.
         time_limit: Seconds after which the search returns the best that it has found.
 
     Raises:
         HardwareError: The hardware is unknown.
+        StateError: An array of the optimizer's state belongs to no parameter.
         AxisRulesError: The names do not fit the tree.
 
     Example:
@@ -106,7 +109,7 @@ def suggest(
         >>> round(found.score.waste, 2)
         1.0
     """
-    pricer = Pricer(tree, names, mesh, batch, as_hardware(hardware))
+    pricer = Pricer(tree, names, mesh, batch, as_hardware(hardware), optimizer)
     search = Search(pricer, as_pairs(fixed or ()), time_limit)
     whole = {name: Layout(search.pinned(as_pairs(preset))) for name, preset in search.presets().items()}
     if rules is not None:

@@ -14,21 +14,32 @@ from typing import Any
 
 from axisrules import _files
 from axisrules._columns import alike
-from axisrules._errors import PlanError
+from axisrules._errors import PlanError, PolicyError
 from axisrules._extras import extra_module
 from axisrules._groups import Group, groups
 from axisrules._plan import Plan
 from axisrules._plan_diff import diff
 from axisrules._resolution import why
 from axisrules._text import format_mesh, format_spec
+from axisrules.cost import Hardware
+from axisrules.cost import hardware as known_hardware
 from axisrules.report._lint import lint
+from axisrules.report._prices import prices
+from axisrules.report._sheets import Sheet
 from axisrules.report._waste import waste
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SINGLE = 2000  # arrays up to which each is shown by itself
 
 
-def page(plan: Plan | Iterable[Plan] | Mapping[str, Plan], path: str | os.PathLike[str]) -> None:
+def page(
+    plan: Plan | Iterable[Plan] | Mapping[str, Plan],
+    path: str | os.PathLike[str],
+    *,
+    hardware: Hardware | str | os.PathLike[str] | None = None,
+    optimizer: Any = None,
+    batch: str = "batch",
+) -> None:
     """Writes one self-contained HTML file that shows a plan, or compares several.
 
     It holds a treemap of the arrays by bytes per device, coloured by how they are split; for the
@@ -38,9 +49,15 @@ def page(plan: Plan | Iterable[Plan] | Mapping[str, Plan], path: str | os.PathLi
     Args:
         plan: A plan, several in order, or several by name. The others are compared with the first.
         path: The file to write, whole or not at all.
+        hardware: The accelerator: then memory and traffic are shown too, with their sources.
+        optimizer: The optimizer, as for ``cost.memory``; its state is a part of the memory.
+        batch: The logical name of the batch, for the traffic.
 
     Raises:
         PlanError: There is no plan, something is none, or the file cannot be written.
+        HardwareError: The hardware is unknown.
+        PolicyError: There is an optimizer and no hardware.
+        StateError: An array of the optimizer's state belongs to no parameter.
         MissingExtraError: Jinja2 is not installed.
 
     Example:
@@ -52,7 +69,15 @@ def page(plan: Plan | Iterable[Plan] | Mapping[str, Plan], path: str | os.PathLi
         >>> "</html>" in path.read_text()
         True
     """
-    text = page_text(_named(plan))
+    plans = _named(plan)
+    if hardware is None and optimizer is not None:
+        raise PolicyError(
+            "an optimizer is shown with the memory of an accelerator alone",
+            fix='pass hardware="TPU v5e", too.',
+        )
+    chip = None if hardware is None else known_hardware(hardware)
+    costs = {} if chip is None else {name: prices(one, chip, optimizer, batch) for name, one in plans.items()}
+    text = page_text(plans, costs)
     try:
         _files.write_text(Path(os.path.realpath(path)), text)
     except (OSError, UnicodeEncodeError) as cause:
@@ -62,10 +87,13 @@ def page(plan: Plan | Iterable[Plan] | Mapping[str, Plan], path: str | os.PathLi
         ) from cause
 
 
-def page_text(plans: dict[str, Plan]) -> str:
-    """The HTML of plans by name."""
+def page_text(plans: dict[str, Plan], costs: Mapping[str, Iterable[Sheet]]) -> str:
+    """The HTML of plans by name, and of what they cost."""
     jinja = extra_module("jinja2", package="Jinja2", extra="page", purpose="pages")
-    shown = [_plan_data(name, plan) for name, plan in plans.items()]
+    shown = [
+        {**_plan_data(name, plan), "costs": [vars(sheet) for sheet in costs.get(name, ())]}
+        for name, plan in plans.items()
+    ]
     loader = jinja.FileSystemLoader(str(_TEMPLATES))
     environment = jinja.Environment(loader=loader, autoescape=True, trim_blocks=True)
     data = json.dumps({"plans": shown}, separators=(",", ":"))
@@ -75,6 +103,7 @@ def page_text(plans: dict[str, Plan]) -> str:
     text: str = template.render(
         title="axisrules plan" if len(plans) == 1 else f"{len(plans)} axisrules plans",
         plans=[{"name": _printable(name)} for name in plans],
+        priced=bool(costs),
         comparisons=_comparisons(plans),
         data=jinja.filters.do_mark_safe(data),
     )

@@ -195,6 +195,7 @@ function show() {
   state.chosen = null;
   $("summary").textContent = plan().summary;
   $("waste").replaceChildren(...plan().waste.flatMap(table));
+  $("costs")?.replaceChildren(...plan().costs.flatMap(table));
   $("lint").replaceChildren(...plan().findings.map((one) => {
     const item = make("li", { class: one.severity });
     item.append(make("b", {}, `${one.severity} ${one.code}: `), one.message, make("small", {}, `fix: ${one.fix}`));

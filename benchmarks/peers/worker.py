@@ -1,0 +1,289 @@
+"""Serves one adapter: inputs as JSON on stdin, what the peer made of them as JSON on stdout.
+
+It prepares every input, times every call and writes results down in the same way for every peer, and
+it refuses to judge: `judge.py` does that, in another process, for all of them.
+
+An adapter is an object with any of ``resolve``, ``plan``, ``shard_tree``, ``constraint`` and ``init``.
+Each takes a `Case` and returns a function without arguments, which is what is timed. Its result is a tree
+of whatever the peer makes: ``read(result)`` turns it into leaves by path, a ``PartitionSpec``, a sharding
+or an array each, and is not timed; without one, the tree is flattened. ``scope(case)`` may enter a context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import sys
+import threading
+import warnings
+from dataclasses import dataclass, field, replace
+from statistics import median
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+
+class NotApplicableError(Exception):
+    """The peer's API cannot express the input; the text says why."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of the input; names is None where the input says nothing about it."""
+
+    shape: tuple[int, ...] | None
+    dtype: str
+    names: tuple[Any, ...] | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input, with its values in the form that JAX users hold them."""
+
+    call: str
+    mesh: Mesh | None
+    rules: tuple[tuple[str, Any], ...]
+    tree: dict[str, Leaf]
+    arrays: dict[str, Any]
+    options: dict[str, Any]
+    raw: dict[str, Any] = field(repr=False)
+
+    def only(self, **known: Any) -> None:
+        """Refuse any option that is neither known nor what the peer does anyway."""
+        for option, value in self.options.items():
+            if option not in known:
+                raise NotApplicableError(f"has nothing like {option}={value!r}")
+            if known[option] is not Ellipsis and value not in known[option]:
+                raise NotApplicableError(f"cannot be asked for {option}={value!r}")
+
+    def paths_stand_for_names(self) -> None:
+        if "path_rules" in self.raw:
+            raise NotApplicableError("has no table from paths to names")
+
+    def single_rules(self) -> dict[str, Any]:
+        """The rules as a dict, where no name has a second one."""
+        if len(dict(self.rules)) < len(self.rules):
+            raise NotApplicableError("one mapping a name: no fallback rules")
+        return dict(self.rules)
+
+    def make(self) -> dict[str, Any]:
+        """Fresh parameters, as an initializer makes them."""
+        keys = jax.random.split(jax.random.key(0), len(self.tree))
+        return {
+            path: jax.random.normal(key, leaf.shape).astype(leaf.dtype)
+            for key, (path, leaf) in zip(keys, self.tree.items(), strict=True)
+        }
+
+    def optimizer(self) -> Any:
+        if "optimizer" not in self.raw:
+            return None
+        if "optax" in self.raw.get("missing", ()):
+            raise NotApplicableError("optax is not installed")
+        import optax
+
+        return getattr(optax, self.raw["optimizer"])(1e-3)
+
+
+def nest(flat: dict[str, Any]) -> dict[str, Any]:
+    """A nested dict from paths."""
+    root: dict[str, Any] = {}
+    for path, value in flat.items():
+        *above, last = path.split("/")
+        at = root
+        for segment in above:
+            at = at.setdefault(segment, {})
+        at[last] = value
+    return root
+
+
+def flat(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
+    """The leaves of a tree by path; a spec or a sharding is a leaf."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(
+        tree,
+        is_leaf=lambda x: isinstance(x, PartitionSpec) or (is_leaf is not None and is_leaf(x)),
+    )
+    return {"/".join(str(_segment(key)) for key in path): leaf for path, leaf in leaves}
+
+
+def _segment(key: Any) -> Any:
+    return next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind))
+
+
+def prepare(raw: dict[str, Any]) -> Case:
+    """A `Case` from its JSON."""
+    tree = {path: _leaf(leaf, raw.get("op")) for path, leaf in raw["tree"].items()}
+    abstract = raw["call"] in ("plan", "resolve")
+    arrays = {path: _source(leaf, abstract) for path, leaf in tree.items()}
+    for first, *others in raw.get("tied", ()):
+        arrays.update(dict.fromkeys(others, arrays[first]))
+    rules = tuple((name, _tupled(axes)) for name, axes in raw["rules"])
+    return Case(raw["call"], _mesh(raw), rules, tree, arrays, raw["options"], raw)
+
+
+def _leaf(leaf: dict[str, Any], op: dict[str, Any] | None) -> Leaf:
+    shape, names = leaf["shape"], leaf["names"]
+    if op is not None:
+        axis, name = op["push_axis"]
+        names = [*names[:axis], name, *names[axis:]]
+    if names is not None:
+        names = tuple(PartitionSpec.UNCONSTRAINED if name == "*" else name for name in names)
+    return Leaf(None if shape is None else tuple(shape), leaf["dtype"], names)
+
+
+def _source(leaf: Leaf, abstract: bool) -> Any:
+    if leaf.shape is None:
+        return print  # a callable
+    if abstract:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    values = np.arange(int(np.prod(leaf.shape))) % 251
+    return values.reshape(leaf.shape).astype(leaf.dtype)
+
+
+def _tupled(axes: Any) -> Any:
+    return tuple(axes) if isinstance(axes, list) else axes
+
+
+def _mesh(raw: dict[str, Any]) -> Mesh | None:
+    sizes = raw["mesh"]
+    if not sizes:
+        return None
+    devices = np.array(jax.devices()[: int(np.prod(list(sizes.values())))]).reshape(tuple(sizes.values()))
+    kinds = raw.get("mesh_axis_types", {})
+    return Mesh(
+        devices,
+        tuple(sizes),
+        axis_types=tuple(AxisType[kinds.get(axis, "Auto")] for axis in sizes),
+    )
+
+
+def perform(adapter: Any, raw: dict[str, Any]) -> dict[str, Any]:
+    """What came of one input: leaves, an error, or the reason why the peer cannot take it."""
+    try:
+        case = prepare(raw)
+        if not hasattr(adapter, case.call):
+            raise NotApplicableError(adapter.lacks[case.call])
+        with warnings.catch_warnings(record=True) as caught, _scope(adapter, case):
+            warnings.simplefilter("always")
+            outcome = _called(adapter, case)
+        outcome["warned"] = [str(one.message) for one in caught if one.category is not DeprecationWarning]
+    except NotApplicableError as reason:
+        return {"na": str(reason)}
+    except Exception as error:  # whatever a peer refuses an input with is its answer
+        return {"error": type(error).__name__, "message": str(error)}
+    return outcome
+
+
+def _scope(adapter: Any, case: Case) -> Any:
+    return adapter.scope(case) if hasattr(adapter, "scope") else contextlib.nullcontext()
+
+
+def _called(adapter: Any, case: Case) -> dict[str, Any]:
+    run = getattr(adapter, case.call)(case)
+    start = perf_counter()
+    result = _elsewhere(run) if case.raw.get("thread") else _done(run())
+    outcome: dict[str, Any] = {"first": perf_counter() - start}
+    if "repeat" in case.raw:
+        outcome["again"] = _again(run, **case.raw["repeat"])
+    outcome["report"] = getattr(result, "report", [])
+    result = _read(adapter, result)
+    outcome["leaves"] = {path: written(leaf, path, case) for path, leaf in result.items()}
+    if case.call == "shard_tree" and not case.options.get("donate"):
+        second = _read(adapter, getattr(adapter, case.call)(replace(case, arrays=result))())
+        outcome["moved"] = [path for path in result if _buffers(result[path]) != _buffers(second[path])]
+    return outcome
+
+
+def _elsewhere(run: Any) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(run()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _done(result: Any) -> Any:
+    jax.block_until_ready(getattr(result, "leaves", result))
+    return result
+
+
+def _read(adapter: Any, result: Any) -> dict[str, Any]:
+    tree = getattr(result, "leaves", result)
+    return adapter.read(tree) if hasattr(adapter, "read") else flat(tree)
+
+
+def _again(run: Any, rounds: int, number: int) -> float:
+    """Seconds of a later call: the median of rounds of so many calls each."""
+    times = []
+    for _ in range(rounds):
+        start = perf_counter()
+        for _ in range(number):
+            result = run()
+        _done(result)
+        times.append((perf_counter() - start) / number)
+    return median(times)
+
+
+def _buffers(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return None
+    return sorted((shard.device.id, shard.data.unsafe_buffer_pointer()) for shard in leaf.addressable_shards)
+
+
+def written(leaf: Any, path: str, case: Case) -> dict[str, Any]:
+    """One leaf of a result as plain data.
+
+    A spec alone has not met the array yet: JAX's own check of both on the mesh is part of the answer.
+    """
+    if isinstance(leaf, jax.Array):
+        return _array(
+            leaf,
+            case.arrays.get(path) if case.call in ("shard_tree", "constraint") else None,
+        )
+    sharding = getattr(leaf, "sharding", leaf)
+    if isinstance(sharding, PartitionSpec) and case.mesh is not None:
+        sharding = NamedSharding(case.mesh, sharding)
+    if not isinstance(sharding, NamedSharding):
+        return {"other": type(leaf).__name__}
+    shape = case.tree[path].shape if path in case.tree else leaf.shape
+    if len(sharding.spec) > len(shape):
+        raise ValueError(f"{sharding.spec} for an array of {len(shape)} dimensions")
+    sharding.shard_shape(shape)
+    return {"tiles": _tiles(sharding, shape) if isinstance(sharding.mesh, Mesh) else None}
+
+
+def _array(array: jax.Array, source: Any) -> dict[str, Any]:
+    kept = source is None or np.array_equal(np.asarray(array), np.asarray(source))
+    axes = getattr(array.sharding, "mesh", None)
+    types = {} if axes is None else {a: t.name for a, t in zip(axes.axis_names, axes.axis_types, strict=True)}
+    tiles = _tiles(array.sharding, array.shape)
+    return {"tiles": tiles, "kept": kept, "types": types, "object": id(array)}
+
+
+def _tiles(sharding: Any, shape: tuple[int, ...]) -> dict[str, list[list[int]]]:
+    """By device, the half-open range of every dimension that it holds."""
+    found = sharding.devices_indices_map(tuple(shape))
+    return {
+        str(device.id): [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
+        for device, index in found.items()
+    }
+
+
+def reported(leaves: dict[str, Any], report: list[dict[str, Any]]) -> SimpleNamespace:
+    """Leaves together with what the peer has to say about them."""
+    return SimpleNamespace(leaves=leaves, report=report)
+
+
+def serve(adapter: Any) -> None:
+    """Answer the request on stdin."""
+    request = json.load(sys.stdin)
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", request["devices"])
+    versions = {name: importlib.metadata.version(name) for name in dict.fromkeys(("jax", *adapter.packages))}
+    with contextlib.redirect_stdout(sys.stderr):  # the answer is all that stdout holds
+        answers = [perform(adapter, raw) for raw in request["inputs"]]
+    json.dump({"versions": versions, "answers": answers}, sys.stdout)
