@@ -17,12 +17,7 @@ policies = st.fixed_dictionaries(
     }
 )
 
-axes = st.one_of(
-    st.none(),
-    st.sampled_from(AXES),
-    st.lists(st.sampled_from(AXES), max_size=3, unique=True).map(tuple),
-)
-rules = st.lists(st.tuples(st.sampled_from(NAMES), axes), max_size=8).map(ar.Rules)
+rules = ar.testing.rules(NAMES, AXES)
 
 
 @st.composite
