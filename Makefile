@@ -13,8 +13,9 @@ PYTEST := -m pytest -q -n 2 --dist loadfile
 # The laws hold over 1,000 examples each, other properties over 150.
 LAWS := $(patsubst %,tests/test_%.py,laws laws_of_placement more_laws rules states)
 # Beside the tree's own environment: without what hardly depends on JAX's version, and the slowest.
-ELSEWHERE := $(PYTEST) $(patsubst %,--ignore-glob=tests/test_%.py,catalog checkpoint_faults cost_[!m]* \
-  cost_memory demo equinox_more guide_layers peers readme report_* states_optax testing training) tests
+without = $(patsubst %,--ignore-glob=tests/test_%.py,$(1))
+ELSEWHERE := $(PYTEST) $(call without,catalog checkpoint* cost_* demo endurance* equinox_more guide_layers \
+  more_laws peers prefetch readme report_* states_optax testing training) tests
 # Of the environments that hold the built package: the tree of this folder must not be imported.
 INSTALLED := PYTHONSAFEPATH=1 AXISRULES_INSTALLED=1 HYPOTHESIS_PROFILE=quick
 # Of the tree's own environment; `browser` where there is one for the tests of the pages.
@@ -60,7 +61,7 @@ wheel: .venv/dev  ## Test the built wheel where flax and equinox are absent
 	rm -rf dist .venv-wheel && $(BIN)/python -m build -q --wheel
 	$(PYTHON) -m venv .venv-wheel && .venv-wheel/bin/python -m pip install -q -U pip
 	.venv-wheel/bin/python -m pip install -q dist/*.whl pytest pytest-xdist hypothesis
-	AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(ELSEWHERE)
+	AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(ELSEWHERE) $(call without,init* *_processes batches)
 
 oldest: .venv-oldest/done  ## Test on the oldest supported jax
 	AXISRULES_EXTRAS=yaml,equinox $(INSTALLED) .venv-oldest/bin/python $(ELSEWHERE)
