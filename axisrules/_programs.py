@@ -74,6 +74,7 @@ class _Runner:
         """Runs the steps one after another, and gives up what no later one reads."""
         largest = max((_nbytes(var) for step in self.steps for var in step.outputs), default=0)
         in_flight: list[jax.Array] = []
+        size = 0
         for number, step in enumerate(self.steps):
             for var in step.inputs:
                 if var not in self.made:
@@ -85,8 +86,10 @@ class _Runner:
                 if self.last_use[var] == number and var not in self.targets:
                     del values[var]
             in_flight += made
-            if sum(array.nbytes for array in in_flight) >= largest:
-                in_flight = jax.block_until_ready(in_flight)[:0]
+            size += sum(map(_nbytes, step.outputs))
+            if size >= largest:
+                jax.block_until_ready(in_flight)
+                in_flight, size = [], 0
 
     def _program(self, step: Step) -> _Program:
         """The compiled step, which is shared by all that do the same and put it at the same place."""
