@@ -1,14 +1,15 @@
 """axisrules: names + rules + mesh -> a plan -> actions.
 
 Name each array dimension once, say in a rule set where each name goes, and lay out the parameters
-of any framework over thousands of devices. This file re-exports; it holds no logic.
+of any framework over thousands of devices. This file re-exports, some of it when it is first used; it
+holds no other logic.
 """
 
 from importlib import import_module as _import_module
-from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from axisrules import presets as presets
-from axisrules._batches import shard_batch as shard_batch
 from axisrules._constrain import constrain as constrain
 from axisrules._errors import AbsentAxisError as AbsentAxisError
 from axisrules._errors import AxisRulesError as AxisRulesError
@@ -43,7 +44,6 @@ from axisrules._errors import TiedError as TiedError
 from axisrules._errors import UnconstrainedError as UnconstrainedError
 from axisrules._errors import UnknownNameError as UnknownNameError
 from axisrules._errors import UnmappedAxisWarning as UnmappedAxisWarning
-from axisrules._init import init as init
 from axisrules._initializers import with_logical_partitioning as with_logical_partitioning
 from axisrules._meshes import create_named_sharding as create_named_sharding
 from axisrules._meshes import make_mesh as make_mesh
@@ -52,28 +52,48 @@ from axisrules._plan import Placement as Placement
 from axisrules._plan import Plan as Plan
 from axisrules._plan import ReportRow as ReportRow
 from axisrules._planning import plan as plan
-from axisrules._prefetch import Prefetch as Prefetch
-from axisrules._prefetch import prefetch as prefetch
 from axisrules._resolution import Resolution as Resolution
 from axisrules._rules import Rules as Rules
 from axisrules._scope import get_logical_axis_rules as get_logical_axis_rules
 from axisrules._scope import map_logical_axis_names as map_logical_axis_names
 from axisrules._scope import set_logical_axis_rules as set_logical_axis_rules
 from axisrules._shard_map import shard_map as shard_map
-from axisrules._shares import ProcessShard as ProcessShard
-from axisrules._shares import process_shard as process_shard
 from axisrules._single import logical_to_mesh_axes as logical_to_mesh_axes
 from axisrules._single import resolve as resolve
-from axisrules._states import state_names as state_names
 from axisrules._tables import NameTable as NameTable
 
 __version__ = "0.1.0"
 
+if _TYPE_CHECKING:
+    from axisrules._batches import shard_batch as shard_batch
+    from axisrules._init import init as init
+    from axisrules._prefetch import Prefetch as Prefetch
+    from axisrules._prefetch import prefetch as prefetch
+    from axisrules._shares import ProcessShard as ProcessShard
+    from axisrules._shares import process_shard as process_shard
+    from axisrules._states import state_names as state_names
+
 _NAMESPACES = frozenset({"adapters", "catalog", "checkpoints", "cost", "report", "testing"})
+_LATER = {
+    "Prefetch": "_prefetch",
+    "ProcessShard": "_shares",
+    "init": "_init",
+    "prefetch": "_prefetch",
+    "process_shard": "_shares",
+    "shard_batch": "_batches",
+    "state_names": "_states",
+}
 
 
-def __getattr__(name: str) -> _ModuleType:
-    """The namespaces that are imported when they are first used."""
+def __getattr__(name: str) -> _Any:
+    """What is imported when it is first used: namespaces, and the actions that few programs begin with."""
     if name in _NAMESPACES:
         return _import_module(f"axisrules.{name}")
+    if name in _LATER:
+        found = globals()[name] = getattr(_import_module(f"axisrules.{_LATER[name]}"), name)
+        return found
     raise AttributeError(f"module 'axisrules' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMESPACES, *_LATER})

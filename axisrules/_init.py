@@ -1,35 +1,27 @@
 """``init``: trees and modules whose arrays are created on their shards.
 
-Owns the order of the work: trace, plan, make. How a trace is cut into programs stands in
-``_slices.py``. Decides no layout.
+Owns the order of the work: trace, plan, make. How the arrays are made stands in ``_traces.py``. Decides
+no layout.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, Var
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from axisrules import _compat, _leaves
-from axisrules._errors import AxisRulesError, InitError, LeafError, NoMeshError, raise_all
-from axisrules._hidden import hides_tracer
-from axisrules._layout import with_auto_axes
+from axisrules import _compat, _traces
+from axisrules._errors import InitError, NoMeshError
 from axisrules._meshes import active_mesh
 from axisrules._options import PlanOptions, make_options
 from axisrules._place import place
 from axisrules._plan import Plan
 from axisrules._planning import make_plan
 from axisrules._processes import agree, attempt
-from axisrules._programs import Target, run
-from axisrules._slices import cut, dtype_of
-from axisrules._trees import Flat, flatten, making
 
 
 def init(
@@ -85,18 +77,18 @@ def init(
         >>> tuple(params["up"].sharding.spec), params["up"].addressable_shards[0].data.shape
         (('data', 'model'), (2, 16))
     """
-    traced: list[_Traced] = []
+    traced: list[_traces.Traced] = []
 
     def planned() -> Plan:
         checked = make_options(**options)
         _check_call(make, args, checked.mesh)
         with _tracing_mesh():
-            traced.append(_trace(make, args))
+            traced.append(_traces.trace(make, args))
         return make_plan(traced[0].tree, traced[0].flat, names, checked)
 
     plan = agree(attempt(planned), mesh=options.get("mesh"), check=check)
     with _tracing_mesh():
-        made = _make(plan, traced[0])
+        made = _traces.make_arrays(plan, traced[0])
     arrays = [made.get(id(leaf), leaf) for leaf in plan.structure.pick(traced[0].flat.leaves)]
     mesh: Any = plan.mesh
     with jax.set_mesh(mesh):  # with another one active, JAX refuses devices in another order
@@ -131,136 +123,14 @@ def _check_call(make: Any, args: Any, mesh: Mesh | AbstractMesh) -> None:
 
 @contextmanager
 def _tracing_mesh() -> Iterator[None]:
-    """The active mesh where its axes are Auto, else none.
+    """The active mesh, unless it has Explicit axes: then none.
 
     On Explicit axes every value has a layout of its own, whole unless said otherwise, so that each
     device would make the whole array.
     """
     active = active_mesh()
-    if active is not None and AxisType.Explicit not in active.axis_types:
+    if active is None or AxisType.Explicit not in active.axis_types:
         yield
         return
     with jax.set_mesh(Mesh(np.asarray(jax.local_devices()[0], dtype=object), ())):
         yield
-
-
-class _Traced(NamedTuple):
-    """What ``make`` returns, with a `Future` for every array that is still to be made."""
-
-    closed: ClosedJaxpr
-    flat: Flat
-    tree: Any
-    futures: tuple[_leaves.Future, ...]  # one for every output of `closed`
-    arguments: tuple[Any, ...]
-
-
-def _trace(make: Callable[..., Any], args: tuple[Any, ...]) -> _Traced:
-    given = flatten(args)
-    is_array = _find_arrays(given)
-    arguments = tuple(leaf for leaf, chosen in zip(given.leaves, is_array, strict=True) if chosen)
-    found: list[tuple[Flat, list[_leaves.Future]]] = []
-    quick = True
-
-    def outputs(*traced: Any) -> list[Any]:
-        if quick:
-            _compat.forget_origins()
-        rest = iter(traced)
-        leaves = [next(rest) if chosen else leaf for leaf, chosen in zip(given.leaves, is_array, strict=True)]
-        flat = flatten(make(*given.rebuild(leaves)))
-        _check_leaves(flat)
-        values = {id(leaf): leaf for leaf in flat.leaves if isinstance(leaf, jax.core.Tracer)}
-        futures = {key: _leaves.Future(value.shape, value.dtype) for key, value in values.items()}
-        leaves = [futures.get(id(leaf), leaf) for leaf in flat.leaves]
-        found.append((dataclasses.replace(flat, leaves=leaves), list(futures.values())))
-        return list(values.values())
-
-    with making():
-        try:
-            closed = jax.make_jaxpr(outputs)(*arguments)
-        except jax.errors.JAXTypeError:
-            quick = False  # for the whole message
-            closed = jax.make_jaxpr(outputs)(*arguments)
-    if closed.effects:
-        raise InitError(
-            f"make has effects: {', '.join(sorted(map(str, closed.effects)))}",
-            fix="take prints, callbacks and the like out of make: its arrays are made one by one.",
-        )
-    flat, futures = found.pop()
-    return _Traced(closed, flat, flat.rebuild(flat.leaves), tuple(futures), arguments)
-
-
-def _find_arrays(given: Flat) -> list[bool]:
-    """Which of the arguments are arrays.
-
-    Raises:
-        LeafError: One of them cannot be used.
-    """
-    describe = _leaves.Describer()
-    problems: list[AxisRulesError] = []
-    found = []
-    for path, leaf in zip(given.paths, given.leaves, strict=True):
-        try:
-            found.append(describe(leaf) is not None)
-            problem = _unusable(leaf)
-        except LeafError as cause:
-            problem = cause
-        if problem is not None:
-            problems.append(problem.at([f"args/{path}"]))
-    raise_all(problems)
-    return found
-
-
-def _unusable(leaf: Any) -> AxisRulesError | None:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return LeafError(
-            "a shape has no values to make arrays from",
-            fix="pass an array; shapes alone suffice for axisrules.plan of jax.eval_shape(make, *args).",
-        )
-    if isinstance(leaf, jax.Array) and leaf.is_deleted():
-        return LeafError("the array was deleted or donated before", fix="pass the array that took its place.")
-    return None
-
-
-def _check_leaves(flat: Flat) -> None:
-    """Refuses values of the trace where no tree shows them, so that none is left in the result."""
-    hidden = {key for key, leaf in {id(leaf): leaf for leaf in flat.leaves}.items() if hides_tracer(leaf)}
-    raise_all(
-        InitError(
-            f"a {type(leaf).__qualname__} holds an array that make computes, where no tree shows it",
-            paths=[path],
-            fix="use jax.tree_util.Partial for functools.partial, or keep the array in a field of a module.",
-        )
-        for path, leaf in zip(flat.paths, flat.leaves, strict=True)
-        if id(leaf) in hidden
-    )
-
-
-def _make(plan: Plan, traced: _Traced) -> dict[int, Any]:
-    """The arrays, by the id of the future that they take the place of."""
-    parts = cut(traced.closed)
-    mesh = with_auto_axes(plan.mesh)
-    planned = zip(plan.structure.pick(traced.flat.leaves), plan.placements, strict=True)
-    targets = {id(leaf): Target(NamedSharding(mesh, p.spec), p.dtype) for leaf, p in planned}
-    pairs = list(zip(parts.outputs, traced.futures, strict=True))
-    wanted = {var: targets[id(future)] for var, future in pairs if not isinstance(var, Literal)}
-    values = run(parts, traced.arguments, wanted, mesh, traced.closed)
-    made: dict[int, Any] = {}
-    copied: set[Var] = set()
-    for atom, future in pairs:
-        if isinstance(atom, Literal):
-            made[id(future)] = _literal(atom)
-            continue
-        value = values[atom]
-        if atom in copied:  # two outputs are two arrays, as those of a jit are
-            value = jax.device_put(value, getattr(value, "sharding", None), may_alias=False)
-        made[id(future)] = value
-        copied.add(atom)
-    return made
-
-
-def _literal(atom: Literal) -> jax.Array:
-    value = jnp.asarray(atom.val, dtype_of(atom))
-    if not getattr(atom.aval, "weak_type", False):
-        return value
-    weak = jnp.asarray(value.item())  # as that of a Python scalar
-    return weak if weak.dtype == value.dtype else value

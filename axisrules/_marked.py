@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from axisrules._errors import AxisRulesError, DivisibilityError
@@ -48,7 +47,7 @@ class Marked(NamedTuple):
         for path, (old, order, before) in places.items():
             if old in self.fused:
                 mark = self.fused[old]
-                fused[path] = replace(mark, dim=before + order.index(mark.dim))
+                fused[path] = mark._replace(dim=before + order.index(mark.dim))
             if old in self.groups:
                 counted = self.groups[old]
                 groups[path] = counted._replace(dim=before + order.index(counted.dim))

@@ -7,8 +7,7 @@ Owns their values and their plain form, as it stands in files. What a plan makes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from axisrules._errors import NameTableError
 from axisrules._text import did_you_mean
@@ -16,8 +15,7 @@ from axisrules._text import did_you_mean
 ORDERS = ("concat", "interleaved", "per_head", "per_kv_group")
 
 
-@dataclass(frozen=True, slots=True)
-class Fused:
+class Fused(NamedTuple):
     """Several matrices in one dimension.
 
     Attributes:
@@ -34,8 +32,7 @@ class Fused:
     blocks: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """A dimension each element of which holds several values.
 
     Attributes:
@@ -45,8 +42,7 @@ class Packed:
     dim: int
 
 
-@dataclass(frozen=True, slots=True)
-class Grouped:
+class Grouped(NamedTuple):
     """A dimension that consists of groups, none of which may be split.
 
     Attributes:
@@ -58,8 +54,7 @@ class Grouped:
     like: str
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(NamedTuple):
     """All marks of one entry of a table.
 
     Example:

@@ -18,7 +18,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from axisrules import _compat
 from axisrules._errors import AxisRulesError, LeafError, NoMeshError, raise_all
 from axisrules._options import PlanOptions, make_options
-from axisrules._parts import place_parts, plan_parts
 from axisrules._plan import Placement, Plan
 from axisrules._planning import make_plan
 from axisrules._processes import agree, attempt
@@ -70,19 +69,22 @@ def shard_tree(
         >>> tuple(placed["up"].sharding.spec), placed["up"].addressable_shards[0].data.shape
         (('data', 'model'), (2, 16))
     """
+    plan_tree: Callable[..., Plan] = make_plan
+    place_all: Callable[..., list[Any]] = partial(place, donate=donate)
+    if parts:  # rare, so that it is imported when it is used
+        from axisrules import _parts
+
+        plan_tree, place_all = _parts.plan_parts, _parts.place_parts
     flat: list[Flat] = []
 
     def planned() -> Plan:
         flat.append(flatten(tree))
-        plan = (plan_parts if parts else make_plan)(tree, flat[0], names, make_options(**options))
+        plan = plan_tree(tree, flat[0], names, make_options(**options))
         check_sources(plan, plan.structure.pick(flat[0].leaves))
         return plan
 
     plan = agree(attempt(planned), mesh=options.get("mesh"), check=check)
-    arrays = plan.structure.pick(flat[0].leaves)
-    return plan.structure.fill(
-        iter(place_parts(plan, arrays) if parts else place(plan, arrays, donate=donate))
-    )
+    return plan.structure.fill(iter(place_all(plan, plan.structure.pick(flat[0].leaves))))
 
 
 def _kind_of(cls: type) -> str:
@@ -119,7 +121,12 @@ def _unplaceable(leaf: Any) -> AxisRulesError | None:
         return LeafError(
             "an array cannot be placed while JAX is tracing", fix="inside jit use axisrules.constrain."
         )
-    if kind == "device" and leaf.is_deleted():
+    return deleted(leaf)
+
+
+def deleted(leaf: Any) -> LeafError | None:
+    """The error of an array that is no longer there."""
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
         return LeafError("the array was deleted or donated before", fix="pass the array that took its place.")
     return None
 

@@ -91,6 +91,7 @@ LAYERS = [
         "_agreement",
     },
     {"_programs", "_records"},
+    {"_traces"},
     {"_init", "_batches", "_prefetch", "adapters", "catalog", "checkpoints", "report", "cost", "testing"},
     {"__init__", "demo", "_cli_inputs", "_cli_json"},
     {"_cli_cost"},
@@ -139,7 +140,8 @@ def test_no_framework_is_named_in_the_core(path):
 
 
 def test_every_public_function_has_a_docstring_with_an_example():
-    for name, value in vars(ar).items():
+    for name in dir(ar):
+        value = getattr(ar, name)
         if name.startswith("_") or not callable(value) or isinstance(value, type):
             continue
         assert ">>>" in (value.__doc__ or ""), name
