@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from axisrules import _compat, _traces
-from axisrules._errors import InitError, NoMeshError
-from axisrules._meshes import active_mesh
+from axisrules._errors import InitError
+from axisrules._meshes import active_mesh, need_devices
 from axisrules._options import PlanOptions, make_options
 from axisrules._place import place
 from axisrules._plan import Plan
@@ -113,12 +113,7 @@ def _check_call(make: Any, args: Any, mesh: Mesh | AbstractMesh) -> None:
             "arrays cannot be born on their shards while JAX is tracing",
             fix="call axisrules.init outside of jit, or lay the values out with axisrules.constrain.",
         )
-    if isinstance(mesh, AbstractMesh):
-        raise NoMeshError(
-            "the mesh has no devices to make arrays on",
-            fix='pass mesh=axisrules.make_mesh("data=4,model=2"); sizes alone suffice for axisrules.plan '
-            "of jax.eval_shape(make).",
-        )
+    need_devices(mesh, "make arrays on", "sizes alone suffice for axisrules.plan of jax.eval_shape(make).")
 
 
 @contextmanager

@@ -115,6 +115,24 @@ def need_mesh(mesh: MeshLike | None) -> Mesh | AbstractMesh:
     return active
 
 
+def need_devices(mesh: Mesh | AbstractMesh, purpose: str, instead: str) -> None:
+    """Refuses a mesh of sizes alone.
+
+    Args:
+        mesh: The mesh.
+        purpose: What the devices are for, after "the mesh has no devices to".
+        instead: What sizes alone suffice for, as a sentence.
+
+    Raises:
+        NoMeshError: The mesh has no devices.
+    """
+    if isinstance(mesh, AbstractMesh):
+        raise NoMeshError(
+            f"the mesh has no devices to {purpose}",
+            fix=f'pass mesh=axisrules.make_mesh("data=4,model=2"); {instead}',
+        )
+
+
 def axis_sizes(mesh: Mesh | AbstractMesh) -> Sizes:
     """The axes with their sizes, in order."""
     sizes: Sizes = mesh.shape_tuple

@@ -22,7 +22,7 @@ from axisrules._options import Options
 from axisrules._plan import Placement, Plan
 from axisrules._planning import make_plan, share_entries
 from axisrules._resolve import resolve_array
-from axisrules._shares import need_devices, share
+from axisrules._shares import need_processes, share
 from axisrules._specs import axes_of
 from axisrules._trees import NO_ENTRY, Flat
 
@@ -35,7 +35,7 @@ def plan_parts(tree: Any, flat: Flat, names: Any, options: Options) -> Plan:
     Raises:
         AxisRulesError: Something does not fit; all failures are in the one error.
     """
-    need_devices(options)
+    need_processes(options)
     if options.fill:
         raise PolicyError(
             "fill needs the shapes of the whole arrays, and parts= gives their parts",

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, Unpack
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from axisrules import _compat
-from axisrules._errors import AxisRulesError, LeafError, NoMeshError, raise_all
+from axisrules._errors import AxisRulesError, LeafError, raise_all
+from axisrules._meshes import need_devices
 from axisrules._options import PlanOptions, make_options
 from axisrules._plan import Placement, Plan
 from axisrules._planning import make_plan
@@ -108,11 +109,8 @@ def check_sources(plan: Plan, arrays: Sequence[Any]) -> None:
             for placement, leaf in zip(plan.placements, arrays, strict=True)
             if (problem := _unplaceable(leaf)) is not None
         )
-    if kinds - {"abstract"} and isinstance(plan.mesh, AbstractMesh):
-        raise NoMeshError(
-            "the mesh has no devices to place arrays on",
-            fix='pass mesh=axisrules.make_mesh("data=4,model=2"); sizes alone suffice for axisrules.plan.',
-        )
+    if kinds - {"abstract"}:
+        need_devices(plan.mesh, "place arrays on", "sizes alone suffice for axisrules.plan.")
 
 
 def _unplaceable(leaf: Any) -> AxisRulesError | None:

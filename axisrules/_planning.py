@@ -110,12 +110,12 @@ def make_plan(tree: Any, flat: Flat, names: Any, options: Options, marked: Marke
 
     Where the names are no table, ``marked`` has what the marks of one say.
     """
-    found = find_entries(tree, flat, names)
+    found, paths = find_entries(tree, flat, names), flat.paths
     if marked is None:
-        marked = find_marked(found.marks, flat.paths, flat.leaves)
+        marked = find_marked(found.marks, paths, flat.leaves)
     work = _Work(options, in_table=isinstance(names, NameTable), groups=marked.groups)
     entries = share_entries(flat.leaves, found.entries)
-    for path, leaf, entry in zip(flat.paths, flat.leaves, entries, strict=True):
+    for path, leaf, entry in zip(paths, flat.leaves, entries, strict=True):
         work.add(path, leaf, entry)
     raise_all([*found.problems, *work.failures()])
     if options.policy.unmapped == "warn":

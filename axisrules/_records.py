@@ -22,7 +22,7 @@ from axisrules._names import fit_names, parse_names
 from axisrules._options import Options
 from axisrules._resolution import axes_text
 from axisrules._resolve import resolve_array
-from axisrules._shares import Share, differing_shares, need_devices, processes_of, share
+from axisrules._shares import Share, differing_shares, need_processes, processes_of, share
 from axisrules._specs import axes_of
 from axisrules._text import did_you_mean
 
@@ -49,7 +49,7 @@ def make_job(names: Any, options: Options, remainder: str) -> Job:
             f"remainder={remainder!r} is no policy{did_you_mean(str(remainder), REMAINDERS)}",
             fix="pass remainder='error', 'drop' or 'pad'.",
         )
-    need_devices(options)
+    need_processes(options)
     if isinstance(names, str):
         parse_names(names)
     return Job(names, options, remainder, processes_of(options.mesh))

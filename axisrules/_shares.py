@@ -120,7 +120,7 @@ def process_shard(
     options = make_options(
         mesh=mesh, rules=rules, taken=taken, indivisible=indivisible, absent=absent, unmapped=unmapped
     )
-    need_devices(options)
+    need_processes(options)
     entries = _named_entries(names)
     name, unclear = batch_name(entries)
     raise_all(unclear)
@@ -136,7 +136,7 @@ def process_shard(
     return ProcessShard(first.index, first.count)
 
 
-def need_devices(options: Options) -> None:
+def need_processes(options: Options) -> None:
     """Refuses a mesh of sizes alone.
 
     Raises:

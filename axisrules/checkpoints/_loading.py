@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from axisrules import _compat, catalog
 from axisrules._entries import find_entries
-from axisrules._errors import AxisRulesError, CheckpointError, LeafError, NamesError, NoMeshError, raise_all
+from axisrules._errors import AxisRulesError, CheckpointError, LeafError, NamesError, raise_all
 from axisrules._marked import Marked, find_marked
+from axisrules._meshes import need_devices
 from axisrules._names import fit_names, parse_names
 from axisrules._options import PlanOptions, make_options
 from axisrules._plan import Placement, Plan
@@ -100,12 +101,8 @@ def prepare(checkpoint: Checkpoint, names: Any, options: Mapping[str, Any]) -> W
     selecting = {key: value for key, value in options.items() if key in SelectOptions.__annotations__}
     planning = {key: value for key, value in options.items() if key not in selecting}
     checked = make_options(**planning)
-    if isinstance(checked.mesh, AbstractMesh):
-        raise NoMeshError(
-            "the mesh has no devices to load arrays onto",
-            fix='pass mesh=axisrules.make_mesh("data=4,model=2"); to plan alone, pass the tree of '
-            "axisrules.checkpoints.open to axisrules.plan.",
-        )
+    instead = "to plan alone, pass the tree of axisrules.checkpoints.open to axisrules.plan."
+    need_devices(checked.mesh, "load arrays onto", instead)
     if isinstance(names, str):
         names = catalog.load(names)
     entries = select(checkpoint, **selecting)

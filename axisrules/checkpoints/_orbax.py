@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, Unpack
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import NamedSharding
 
-from axisrules._errors import CheckpointError, LeafError, NoMeshError, raise_all
+from axisrules._errors import CheckpointError, LeafError, raise_all
 from axisrules._extras import extra_module
 from axisrules._leaves import describe
+from axisrules._meshes import need_devices
 from axisrules._options import PlanOptions, make_options
 from axisrules._plan import SLOT, Placement, Plan
 from axisrules._planning import make_plan
@@ -181,12 +182,8 @@ def _struct(leaf: Any) -> Any:
 
 def _prepare(path: PathLike, names: Any, target: Any, options: Mapping[str, Any]) -> _Work:
     checked = make_options(**options)
-    if isinstance(checked.mesh, AbstractMesh):
-        raise NoMeshError(
-            "the mesh has no devices to restore arrays onto",
-            fix='pass mesh=axisrules.make_mesh("data=4,model=2"); to plan alone, pass the tree of '
-            "axisrules.checkpoints.open to axisrules.plan.",
-        )
+    instead = "to plan alone, pass the tree of axisrules.checkpoints.open to axisrules.plan."
+    need_devices(checked.mesh, "restore arrays onto", instead)
     saved = _saved(path)
     tree = saved.treedef.unflatten(saved.leaves) if target is None else target
     flat = flatten(tree)
