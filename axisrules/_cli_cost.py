@@ -6,6 +6,7 @@ nothing itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from axisrules import _cli_json as for_programs
@@ -16,6 +17,7 @@ from axisrules._cli_inputs import (
     Wanted,
     given,
     planned,
+    read_fill,
     read_optimizer,
     read_preset,
     read_rules,
@@ -43,6 +45,7 @@ def _add_memory(app: Any, o: Any, typer: Any, say: Say) -> None:
         names: str | None = o.names,
         rules: str | None = o.rules,
         set: str | None = o.set,
+        fill: str | None = o.fill,
         hardware: str | None = o.hardware,
         optimizer: str | None = o.optimizer,
         gradients: bool = kept,
@@ -53,7 +56,7 @@ def _add_memory(app: Any, o: Any, typer: Any, say: Say) -> None:
         with usage():
             chip = None if hardware is None else cost.hardware(hardware)
             made = read_optimizer(optimizer)
-        plan = planned(checkpoint, Wanted(mesh, names, rules, set, strict, say))
+        plan = planned(checkpoint, Wanted(mesh, names, rules, set, strict, say, fill))
         held = cost.memory(plan, made, gradients=gradients, hardware=chip)
         for_programs.print_json(for_programs.memory(held)) if json else print(held)
         if held.fits is False:
@@ -76,6 +79,7 @@ def _add_compare(app: Any, o: Any, typer: Any, say: Say) -> None:
         rules: list[str] | None = files,
         set: list[str] | None = sets,
         names: str | None = o.names,
+        fill: str | None = o.fill,
         hardware: str | None = o.hardware,
         optimizer: str | None = o.optimizer,
         batch: str = o.batch,
@@ -89,10 +93,13 @@ def _add_compare(app: Any, o: Any, typer: Any, say: Say) -> None:
             made = read_optimizer(optimizer)
             rule_sets = _rule_sets(preset or [], rules or [], set or [], say)
         work = given(checkpoint, names, mesh, strict, say)
+        with usage():
+            filled = read_fill(fill, work.meshes)
         for label, one in rule_sets.items():
             _tell_absent(label, one, work.meshes, say)
         options: Any = {
             "unmapped": "error",
+            "fill": filled,
             **({"indivisible": "error", "absent": "error"} if strict else {}),
         }
         table = cost.compare(
@@ -133,7 +140,7 @@ def _compared(table: cost.Comparison) -> str:
     for row in table.rows:
         where = f"{row.name} on {format_mesh(row.mesh)}"
         if row.indivisible:
-            lines.append(f"{where}: {len(row.indivisible)} arrays do not divide: {row.indivisible[0]} ...")
+            lines.append(f"{where}: {_broken(row.indivisible)}")
         if row.idle:
             lines.append(f"{where}: {', '.join(row.idle)} splits nothing")
     grown = {name: {one.devices: one for one in sizes} for name, sizes in table.growth.items()}
@@ -143,6 +150,12 @@ def _compared(table: cost.Comparison) -> str:
         lines += ["", "per device, and sent by a device, as the first mesh grows along its first axis"]
         lines.append(columns(("devices", *grown), rows, range(len(grown) + 1)))
     return "\n".join(lines)
+
+
+def _broken(paths: Sequence[str]) -> str:
+    if len(paths) == 1:
+        return f"1 array does not divide: {paths[0]}"
+    return f"{len(paths):,} arrays do not divide: {paths[0]} ..."
 
 
 def _grown(one: Any) -> str:
@@ -209,4 +222,5 @@ def _filled(found: cost.Suggestion) -> str:
     if not found.fill:
         return ""
     fill = found.fill if len(found.fill) > 1 else found.fill[0]
-    return f"\nand what these leave whole is split by axisrules.plan(..., fill={fill!r})"
+    words = ",".join(found.fill)
+    return f"\nand what these leave whole is split by --fill {words}, or axisrules.plan(..., fill={fill!r})"

@@ -73,6 +73,7 @@ class Wanted(NamedTuple):
         set: Which of several rule sets of the file.
         strict: Whether what does not fit is an error.
         say: Takes what was decided on the way.
+        fill: The mesh axes over which what the rules leave whole is split, joined by commas.
     """
 
     mesh: str
@@ -81,6 +82,7 @@ class Wanted(NamedTuple):
     set: str | None
     strict: bool
     say: Say
+    fill: str | None = None
 
 
 def planned(source: str, wanted: Wanted) -> Plan:
@@ -92,12 +94,13 @@ def planned(source: str, wanted: Wanted) -> Plan:
     """
     with usage():
         mesh = as_mesh(wanted.mesh)
+        fill = read_fill(wanted.fill, [mesh])
         rules = read_rules(wanted.rules, wanted.set, wanted.say)
         tree = read_tree(source)
         names = read_names(wanted.names, tree, wanted.say)
     lenient = {"indivisible": "next", "absent": "drop", "unnamed": "replicate"}
     options: Any = {} if wanted.strict else lenient
-    plan = make_plan(tree, names, mesh=mesh, rules=rules, unmapped="error", **options)
+    plan = make_plan(tree, names, mesh=mesh, rules=rules, unmapped="error", fill=fill, **options)
     _tell(plan, wanted.say)
     return plan
 
@@ -119,7 +122,9 @@ def _tell_unnamed(plan: Plan, say: Say) -> None:
     unnamed = [row for row in plan.report if row.reason == "names_missing"]
     if unnamed:
         size = sum(row.bytes for row in unnamed)
-        say(f"names: {len(unnamed)} arrays of {size:,} bytes have none and stay whole: {unnamed[0].path} ...")
+        which = f"{len(unnamed):,} arrays of {size:,} bytes have none and stay whole: {unnamed[0].path} ..."
+        one = f"{unnamed[0].path}, of {size:,} bytes, has none and stays whole"
+        say(f"names: {one if len(unnamed) == 1 else which}")
 
 
 class Given(NamedTuple):
@@ -264,6 +269,22 @@ def read_preset(given: str, nor: str = "") -> Rules:
         )
     preset: Callable[..., Rules] = getattr(presets, given)
     return preset()
+
+
+def read_fill(given: str | None, meshes: Sequence[Any]) -> tuple[str, ...] | None:
+    """The axes of ``--fill``: ``data``, or several joined by commas; some mesh has to have each."""
+    if given is None:
+        return None
+    axes = tuple(word.strip() for word in given.split(","))
+    known = dict.fromkeys(axis for mesh in meshes for axis in mesh.axis_names)
+    for axis in axes:
+        if axis not in known:
+            raise PolicyError(
+                f"--fill {given}: {axis!r} is no axis of the mesh{did_you_mean(axis, known)}",
+                nearest=nearest(axis, known),
+                fix=f"use one or several of {', '.join(known)}, joined by commas.",
+            )
+    return axes
 
 
 def read_optimizer(given: str | None) -> Any:

@@ -26,10 +26,17 @@ AnyMesh = Mesh | AbstractMesh
 
 
 def mesh_here(mesh: AnyMesh) -> AnyMesh:
-    """The mesh as the surrounding trace knows it: inside ``shard_map`` that one has Manual axes."""
+    """The mesh as the surrounding trace knows it.
+
+    Inside ``shard_map`` that one has Manual axes; ``auto_axes`` and ``explicit_axes`` of JAX change its
+    types too.
+    """
     here = jax.sharding.get_abstract_mesh()
     if not here.manual_axes:
-        if not isinstance(mesh, AbstractMesh) or here.shape_tuple != mesh.shape_tuple:
+        if not isinstance(mesh, AbstractMesh):
+            changed = here.axis_types != mesh.axis_types and mesh == _compat.concrete_mesh()
+            return here if changed and _compat.in_trace() else mesh
+        if here.shape_tuple != mesh.shape_tuple:
             return mesh
         # sizes without devices stand for the active mesh of those sizes
         return here if _compat.in_trace() else _compat.concrete_mesh() or here

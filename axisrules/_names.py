@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from jax.sharding import PartitionSpec
 
 from axisrules._errors import NamesError, RankError, UnconstrainedError
+from axisrules._text import format_count
 
 AxisNames: TypeAlias = "str | Sequence[str | None]"
 Names: TypeAlias = tuple[Any, ...]  # parsed: str, None, UNCONSTRAINED, or one Ellipsis
@@ -91,15 +92,11 @@ def fit_names(names: Names, shape: Sequence[int]) -> Names:
         return names
     named = len(names) - (... in names)
     raise RankError(
-        f"{_count(named, 'name')} for {_count(rank, 'dimension')}",
+        f"{format_count(named, 'name')} for {format_count(rank, 'dimension')}",
         names=names,
         shape=tuple(shape),
         fix=_rank_fix(named, shape),
     )
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("s" if number != 1 else "")
 
 
 def _rank_fix(named: int, shape: Sequence[int]) -> str:

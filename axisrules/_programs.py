@@ -53,11 +53,11 @@ def run(
         like: The function as it was traced.
     """
     values = {**parts.known, **dict(zip(parts.inputs, arguments, strict=True))}
-    alone = [_alone(values[var], mesh) for var in parts.direct.inputs]
-    direct = jaxpr_as_fun(as_function(parts.direct, like))(*alone)
-    values.update(zip(parts.direct.outputs, direct, strict=True))
+    runner = _Runner(parts.steps, targets, mesh, like)
+    given = [values[var] for var in parts.direct.inputs]
+    values.update(zip(parts.direct.outputs, runner.evaluate(parts.direct, given), strict=True))
     with jax.set_mesh(mesh):
-        _Runner(parts.steps, targets, mesh, like).run(values)
+        runner.run(values)
     return {var: values[var] for var in targets}
 
 
@@ -69,6 +69,21 @@ class _Runner:
         self.last_use = {var: number for number, step in enumerate(steps) for var in step.inputs}
         self.forms = Forms()
         self.made: set[Var] = set()
+
+    def evaluate(self, direct: Step, given: Sequence[Any]) -> Sequence[Any]:
+        """What is exact however it is computed, away from the mesh where that can be.
+
+        A value that was captured on Explicit axes has their mesh in its type, and so has every nested
+        program that it goes into: JAX takes such ones as parts of a program on the mesh alone.
+        """
+        call = jaxpr_as_fun(as_function(direct, self.like))
+        made: Sequence[Any]
+        if any(_is_explicit(getattr(var.aval, "sharding", None)) for var in direct.inputs):
+            with jax.set_mesh(self.mesh):
+                made = jax.jit(call)(*map(self._on_mesh, given))
+        else:
+            made = call(*[_alone(value, self.mesh) for value in given])
+        return made
 
     def run(self, values: dict[Var, Any]) -> None:
         """Runs the steps one after another, and gives up what no later one reads."""
@@ -127,7 +142,8 @@ class _Runner:
             if not getattr(value, "committed", True) and value.size < _SPREAD:
                 return value
             if isinstance(sharding, NamedSharding) and sharding.mesh.shape_tuple == self.mesh.shape_tuple:
-                return jax.device_put(value, NamedSharding(self.mesh, sharding.spec))  # moves no byte
+                spec = PartitionSpec(*tuple(sharding.spec)[: value.ndim])  # of a key JAX may give more
+                return jax.device_put(value, NamedSharding(self.mesh, spec))  # moves no byte
         target = self._spread(value.shape)
         if not target.is_fully_addressable:
             return put_global(jnp.asarray(value), target)
@@ -136,7 +152,9 @@ class _Runner:
 
 def _alone(value: Any, mesh: Mesh) -> Any:
     """A key or small integers, for evaluation away from the mesh that they lie on."""
-    if not isinstance(value, jax.Array) or len(value.sharding.device_set) == 1:
+    if not isinstance(value, jax.Array):
+        return value
+    if len(value.sharding.device_set) == 1 and not _is_explicit(value.sharding):
         return value
     if not value.is_fully_replicated:
         value = jax.device_put(value, NamedSharding(mesh, PartitionSpec()))

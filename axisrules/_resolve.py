@@ -104,7 +104,7 @@ class _Array:
         absent = next(axis for axis in axes if axis not in sizes)
         if self.policy.absent == "error":
             self.problems.append(_refusals.absent(self.facts(rule), absent))
-        if not present or self.policy.absent == "error":
+        if not present:
             self.skips[dim].append(Skip(rule, axes, "absent_axis", absent))
         return present
 
@@ -116,17 +116,16 @@ class _Array:
         if self.held.keys().isdisjoint(axes):
             return axes
         free = tuple(axis for axis in axes if self.held.get(axis, dim) == dim)
-        if len(free) < len(axes):
-            blocked = [a for a in axes if self.held.get(a, dim) != dim and not self.trivial(a)]
-            if blocked:
-                holder = self.held[blocked[0]]
-                partly = self.policy.taken == "partial" and free
-                reason = "partly_taken" if partly else "axis_taken"
-                self.skips[dim].append(Skip(rule, axes, reason, blocked[0], holder))
-                if self.policy.taken == "error":
-                    self.problems.append(_refusals.taken(self.facts(rule), dim, blocked[0], holder))
-                if not partly:
-                    return ()
+        blocked = [a for a in axes if self.held.get(a, dim) != dim and not self.trivial(a)]
+        if blocked:
+            holder = self.held[blocked[0]]
+            partly = self.policy.taken == "partial" and free
+            reason = "partly_taken" if partly else "axis_taken"
+            self.skips[dim].append(Skip(rule, axes, reason, blocked[0], holder))
+            if self.policy.taken == "error":
+                self.problems.append(_refusals.taken(self.facts(rule), dim, blocked[0], holder))
+            if not partly:
+                return ()
         if all(self.held.get(axis) == dim for axis in free):
             self.skips[dim].append(Skip(rule, axes, "nothing_left"))
             return ()
@@ -173,7 +172,7 @@ class _Array:
     def fill(self, axes: tuple[str, ...]) -> None:
         """Gives free axes to the largest dimension that is still whole and divides."""
         shape = self.shape
-        if not axes or self.sizes is None or shape is None or self.ways(axes) == 1:
+        if shape is None or self.ways(axes) == 1:
             return
         if any(axis in self.held and not self.trivial(axis) for axis in axes):
             return

@@ -43,6 +43,11 @@ def format_bytes(number: int) -> str:
     return f"{number:,} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"
 
 
+def format_count(number: int, word: str) -> str:
+    """A number of things: ``1 change``, ``2 changes``."""
+    return f"{number:,} {word}" + ("s" if number != 1 else "")
+
+
 def format_spec(spec: Iterable[Any]) -> str:
     """A partition spec as text that pastes into code, the same on every JAX version."""
     return f"P({', '.join(map(_format_entry, spec))})"

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, Var
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
 from axisrules import _compat, _leaves
 from axisrules._errors import AxisRulesError, InitError, LeafError, raise_all
 from axisrules._hidden import hides_tracer
-from axisrules._layout import with_auto_axes
+from axisrules._layout import mesh_of, with_auto_axes
 from axisrules._place import deleted
 from axisrules._plan import Plan
 from axisrules._programs import Target, run
@@ -46,6 +46,7 @@ def trace(make: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
     given = flatten(args)
     is_array = _find_arrays(given)
     arguments = tuple(leaf for leaf, chosen in zip(given.leaves, is_array, strict=True) if chosen)
+    untyped = [_without_mesh(argument) for argument in arguments]
     found: list[tuple[Flat, list[_leaves.Future]]] = []
     quick = True
 
@@ -64,10 +65,10 @@ def trace(make: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
 
     with making():
         try:
-            closed = jax.make_jaxpr(outputs)(*arguments)
+            closed = jax.make_jaxpr(outputs)(*untyped)
         except jax.errors.JAXTypeError:
             quick = False  # for the whole message
-            closed = jax.make_jaxpr(outputs)(*arguments)
+            closed = jax.make_jaxpr(outputs)(*untyped)
     if closed.effects:
         raise InitError(
             f"make has effects: {', '.join(sorted(map(str, closed.effects)))}",
@@ -75,6 +76,16 @@ def trace(make: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
         )
     flat, futures = found.pop()
     return Traced(closed, flat, flat.rebuild(flat.leaves), tuple(futures), arguments)
+
+
+def _without_mesh(value: Any) -> Any:
+    """An argument as the trace sees it: one on Explicit axes has their mesh in its type.
+
+    What is computed from it would have too, and programs run on Auto axes, some of them on one device.
+    """
+    if AxisType.Explicit not in getattr(mesh_of(value), "axis_types", ()):
+        return value
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=getattr(value, "weak_type", False))
 
 
 def _find_arrays(given: Flat) -> list[bool]:

@@ -90,6 +90,9 @@ def _options(typer: Any) -> SimpleNamespace:
         names=typer.Option(None, "--names", help="A name table: a file or a name of `axisrules tables`."),
         rules=typer.Option(None, "--rules", help="A file of rules, or a preset."),
         set=typer.Option(None, "--set", help="Which of several sets in the file of rules."),
+        fill=typer.Option(
+            None, "--fill", help="Axes over which what the rules leave whole is split, such as data,model."
+        ),
         strict=typer.Option(
             False, "--strict", help="Refuse what does not divide, lacks names, or names an absent axis."
         ),
@@ -115,6 +118,7 @@ def _add_plan(app: Any, o: Any, typer: Any) -> None:
         names: str | None = o.names,
         rules: str | None = o.rules,
         set: str | None = o.set,
+        fill: str | None = o.fill,
         strict: bool = o.strict,
         sort: str = order,
         max_bytes_per_device: int | None = limit,
@@ -125,7 +129,7 @@ def _add_plan(app: Any, o: Any, typer: Any) -> None:
         """Where every array of a checkpoint goes; --json is the golden file for `diff`."""
         from axisrules.report import table
 
-        found = planned(checkpoint, Wanted(mesh, names, rules, set, strict, _say))
+        found = planned(checkpoint, Wanted(mesh, names, rules, set, strict, _say, fill))
         with usage():
             shown = table(found, sort=sort)
         if json:
@@ -149,13 +153,14 @@ def _add_explain(app: Any, o: Any, typer: Any) -> None:
         names: str | None = o.names,
         rules: str | None = o.rules,
         set: str | None = o.set,
+        fill: str | None = o.fill,
         strict: bool = o.strict,
         json: bool = o.json,
     ) -> None:
         """Why one array lies as it does, and which device holds which part."""
         from axisrules.report import draw
 
-        plan = planned(checkpoint, Wanted(mesh, names, rules, set, strict, _say))
+        plan = planned(checkpoint, Wanted(mesh, names, rules, set, strict, _say, fill))
         with usage():
             placement = plan.placement(path)
         if json:
@@ -179,6 +184,7 @@ def _add_lint(app: Any, o: Any, typer: Any) -> None:
         names: str | None = o.names,
         rules: str | None = o.rules,
         set: str | None = o.set,
+        fill: str | None = o.fill,
         strict: bool = notes,
         json: bool = o.json,
     ) -> None:
@@ -192,7 +198,7 @@ def _add_lint(app: Any, o: Any, typer: Any) -> None:
                 known = read_rules(rules, set, _say)
                 found = report.lint(known, None if mesh is None else as_mesh(mesh))
         else:
-            plan = planned(checkpoint, Wanted(str(mesh), names, rules, set, False, _say))
+            plan = planned(checkpoint, Wanted(str(mesh), names, rules, set, False, _say, fill))
             found = report.lint(plan=plan)
         if json:
             for_programs.print_json([vars(one) for one in found])
@@ -232,6 +238,7 @@ def _add_page(app: Any, o: Any, typer: Any) -> None:
         names: str | None = o.names,
         rules: str | None = o.rules,
         set: str | None = o.set,
+        fill: str | None = o.fill,
         strict: bool = o.strict,
         hardware: str | None = o.hardware,
         optimizer: str | None = o.optimizer,
@@ -242,7 +249,7 @@ def _add_page(app: Any, o: Any, typer: Any) -> None:
         with usage():
             chip = None if hardware is None else cost.hardware(hardware)
             made = read_optimizer(optimizer)
-        plan = planned(checkpoint, Wanted(mesh, names, rules, set, strict, _say))
+        plan = planned(checkpoint, Wanted(mesh, names, rules, set, strict, _say, fill))
         with usage():
             report.page(plan, output, hardware=chip, optimizer=made)
         _say(f"wrote {output}")

@@ -1,4 +1,4 @@
-"""Eight simulated CPU devices, and no skip that hides."""
+"""Eight simulated CPU devices, a mesh of every kind, and no skip that hides."""
 
 import importlib.util
 import os
@@ -7,7 +7,9 @@ import shutil
 
 import hypothesis
 import jax
+import matrix
 import pytest
+from axis_types import AXIS_TYPES, mesh_of
 
 import axisrules
 
@@ -16,6 +18,7 @@ jax.config.update("jax_platforms", "cpu")
 
 hypothesis.settings.register_profile("standard", max_examples=1000, deadline=None)
 hypothesis.settings.register_profile("quick", max_examples=150, deadline=None)
+hypothesis.settings.register_profile("brief", max_examples=25, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=10_000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "standard"))
 
@@ -46,6 +49,22 @@ def pytest_configure():
         missing.append("chromium with its chromedriver")
     if missing:
         raise pytest.UsageError(f"AXISRULES_EXTRAS promises {missing}, which are not installed")
+
+
+@pytest.fixture(params=AXIS_TYPES)
+def axis_types(request):
+    """Each kind of mesh in turn, for `mesh_of`."""
+    return request.param
+
+
+@pytest.fixture
+def mesh(axis_types):
+    return mesh_of(axis_types)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if not hasattr(config, "workerinput"):  # a worker of xdist has part of the tests
+        matrix.record({outcome: len(reports) for outcome, reports in terminalreporter.stats.items()})
 
 
 @pytest.fixture(autouse=True)

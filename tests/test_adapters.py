@@ -66,9 +66,11 @@ assert {p.path: tuple(p.spec) for p in by_metadata.placements} == {
 
 names = {"net": {"up": "mlp embed", "below": [{"b": "mlp"}]}, "plain": "embed"}
 table = ar.NameTable({"net/up": "mlp embed", "**/b": "mlp", "plain": "embed"})
-for given in (names, table, lambda path, leaf: table.find(path) if table.matches(path) else None):
-    source = model()
+functional = lambda path, leaf: table.find(path) if table.matches(path) else None
+for given, types in ((names, {"data": "explicit"}), (table, "explicit"), (functional, "auto")):
+    source, mesh = model(), ar.make_mesh("data=4,model=2", axis_types=types)
     placed = ar.shard_tree(source, given, mesh=mesh, rules=rules)
+    assert placed["plain"].sharding.mesh == mesh
     assert type(placed["net"]) is Mine and placed["net"] is not source["net"]
     assert placed["net"].fields["act"] is len
     assert placed["net"].fields["up"].value.sharding.spec == P("model", "data")

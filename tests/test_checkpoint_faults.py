@@ -18,11 +18,6 @@ F32 = entry("F32", (2, 2), 0, 16)
 RULES = {"a": "data", "b": "model"}
 
 
-@pytest.fixture
-def mesh():
-    return ar.make_mesh("data=4,model=2")
-
-
 def refused(path, **options):
     with pytest.raises(ar.CheckpointError) as caught:
         checkpoints.open(path, **options)

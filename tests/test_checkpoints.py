@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from axis_types import in_turn, mesh_of
 from checkpoint_files import WORDS, bits, dtype, entry, write, write_raw, write_sharded
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,11 +22,6 @@ from axisrules.checkpoints import _handles, _loading, _scatter, _sources
 
 RULES = {"embed": "data", "mlp": "model", "layers": None, "vocab": ("data", "model"), "experts": None}
 TABLE = ar.NameTable({"**.up": "embed mlp", "**.down": "mlp embed", "**.bias": "mlp", "wte": "vocab embed"})
-
-
-@pytest.fixture
-def mesh():
-    return ar.make_mesh("data=4,model=2")
 
 
 @pytest.fixture
@@ -189,13 +185,12 @@ def test_the_options_of_a_plan_apply(tmp_path, mesh, model):
         assert_same(checkpoints.load_safetensors(file, TABLE), model)
 
 
-def test_explicit_meshes_and_meshes_of_one_device_are_fine(tmp_path, model):
+def test_meshes_of_one_device_are_fine(tmp_path, axis_types, model):
     file = write(tmp_path / "m.safetensors", model)
-    explicit = ar.make_mesh("data=4,model=2", axis_types="explicit")
-    placed = load(file, explicit)
-    assert placed["wte"].sharding.mesh == explicit
+    one = mesh_of(axis_types, "data=1,model=1", devices=jax.devices()[:1])
+    placed = load(file, one)
+    assert placed["wte"].sharding.mesh == one
     assert_same(placed, model)
-    assert_same(load(file, ar.make_mesh("data=1,model=1", devices=jax.devices()[:1])), model)
 
 
 def test_names_may_be_a_tree_or_a_function_or_specs(tmp_path, mesh, model):
@@ -253,7 +248,7 @@ def test_names_move_with_the_dimensions_of_what_is_transposed(tmp_path, mesh, mo
         load(file, mesh, names, transpose=["**.upp"])
 
 
-def test_numbered_layers_become_one_array_with_their_own_dimension(tmp_path, mesh, model):
+def test_numbered_layers_become_one_array_with_their_own_dimension(tmp_path, mesh, model, axis_types):
     file = write(tmp_path / "m.safetensors", model)
     placed = load(file, mesh, stack="layers.*", transpose="**.up")
     stacked = {
@@ -266,7 +261,7 @@ def test_numbered_layers_become_one_array_with_their_own_dimension(tmp_path, mes
     split = checkpoints.load_safetensors(
         file,
         TABLE,
-        mesh=ar.make_mesh("pipe=3,model=2", devices=jax.devices()[:6]),
+        mesh=mesh_of(axis_types, "pipe=3,model=2", devices=jax.devices()[:6]),
         rules={"stage": "pipe", "mlp": "model", "embed": None, "vocab": None},
         stack={"layers.*": "stage"},
     )
@@ -465,11 +460,12 @@ def test_every_slice_is_read_as_numpy_would_cut_it(tmp_path_factory, drawn):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"transpose": "**.up"}, {"stack": "layers.*"}, {"dtype": "bfloat16"}]
+    ("options", "axis_types"),
+    in_turn([{}, {"transpose": "**.up"}, {"stack": "layers.*"}, {"dtype": "bfloat16"}]),
 )
 def test_shards_that_several_threads_read_are_the_same(tmp_path, mesh, model, monkeypatch, options):
     folder = write_sharded(tmp_path / "m", model, count=3)
-    expected = load(folder, mesh, **options)
+    expected = jax.device_get(load(folder, mesh, **options))
     np.savez_compressed(tmp_path / "m.npz", **model)
     monkeypatch.setattr(_loading, "_PIECE", 1)
     monkeypatch.setattr(_loading, "_THREADS", 3)
@@ -611,13 +607,13 @@ def minilm():
     }
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_real_checkpoint_is_loaded_under_every_preset_equal_to_its_file(minilm, preset):
+@pytest.mark.parametrize(("preset", "axis_types"), in_turn(PRESETS))
+def test_a_real_checkpoint_is_loaded_under_every_preset_equal_to_its_file(minilm, preset, mesh):
     file, arrays = minilm
     placed = checkpoints.load_safetensors(
         file,
         "bert",
-        mesh=ar.make_mesh("data=4,model=2"),
+        mesh=mesh,
         rules=getattr(ar.presets, preset)(),
         absent="drop",
         indivisible="next",

@@ -68,10 +68,10 @@ placed = checkpoints.load_safetensors(f"{where}/model", table, **options, stack=
 up = np.stack([truth[f"layers.{n}.up"].T for n in range(3)])
 for shard in placed["layers.up"].addressable_shards:
     assert np.array_equal(shard.data, up[shard.index])
-from jax.sharding import AxisType
-explicit = ar.make_mesh("data=4,model=2", axis_types="explicit")
-with jax.set_mesh(explicit), ar.map_logical_axis_names(rules):
-    assert_right(checkpoints.load_safetensors(f"{where}/model", table), truth)
+for types in ("explicit", {"data": "explicit"}):
+    other = ar.make_mesh("data=4,model=2", axis_types=types)
+    with jax.set_mesh(other), ar.map_logical_axis_names(rules):
+        assert_right(checkpoints.load_safetensors(f"{where}/model", table), truth)
 local = ar.make_mesh({"data": 1, "model": 2}, devices=jax.local_devices()[:2])
 if process == 0:  # a mesh of one process concerns no other
     placed = checkpoints.load_safetensors(f"{where}/model", table, mesh=local, rules=rules)

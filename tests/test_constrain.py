@@ -18,6 +18,7 @@ KINDS = {
     "mixed": {"model": "explicit"},
     "mixed the other way": {"data": "explicit"},
 }
+OPEN = [kind for kind in KINDS if kind != "explicit"]  # where a dimension can be left open
 NAMES = {
     "batch embed": P("data", "model"),
     "embed batch": P("model", "data"),
@@ -105,18 +106,21 @@ def test_inside_shard_map_manual_axes_are_left_out(kind, how, form, manual):
     assert tuple(types[-1]) == tuple(typed)
 
 
-def test_manual_axes_are_left_out_of_a_given_spec_too():
-    mesh, x = mesh_of("auto"), values(16, 8)
+@pytest.mark.parametrize("kind", KINDS)
+def test_manual_axes_are_left_out_of_a_given_spec_too(kind):
+    mesh, x = mesh_of(kind), values(16, 8)
     inside = jax.shard_map(
         lambda block: ar.constrain(block, P("data", "model"), rules=RULES),
         mesh=mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"},
     )  # fmt: skip
+    placed = jax.device_put(x, NamedSharding(mesh, P("data")))
     with jax.set_mesh(mesh):
-        np.testing.assert_array_equal(np.asarray(jax.jit(inside)(x)), x)
+        np.testing.assert_array_equal(np.asarray(jax.jit(inside)(placed)), x)
 
 
-def test_host_arrays_outside_of_jit_are_copied_and_held_in_a_dtype_of_jax():
-    mesh, source = mesh_of("auto"), np.zeros((16, 8), ">i4")
+@pytest.mark.parametrize("kind", KINDS)
+def test_host_arrays_outside_of_jit_are_copied_and_held_in_a_dtype_of_jax(kind):
+    mesh, source = mesh_of(kind), np.zeros((16, 8), ">i4")
     laid = ar.constrain(source, "batch embed", mesh=mesh, rules=RULES)
     source[:] = 1
     assert laid.dtype == np.int32
@@ -186,8 +190,9 @@ def test_an_unconstrained_dimension_is_left_open_or_refused(kind, names, fixed, 
     assert {dim: shard[dim] for dim in fixed} == fixed
 
 
-def test_outside_jit_an_open_dimension_stays_as_it_is():
-    mesh, x = mesh_of("auto"), values(16, 8)
+@pytest.mark.parametrize("kind", OPEN)
+def test_outside_jit_an_open_dimension_stays_as_it_is(kind):
+    mesh, x = mesh_of(kind), values(16, 8)
     placed = jax.device_put(x, NamedSharding(mesh, P("data", None)))
     assert_lies(ar.constrain(placed, "* embed", mesh=mesh, rules=RULES), mesh, P("data", "model"), x)
 
@@ -242,10 +247,29 @@ def test_another_mesh_than_the_explicit_one_of_the_trace_is_refused(types):
         run(lambda y: ar.constrain(y, "batch embed", mesh=other, rules=RULES), values(16, 8), mesh, "jit")
 
 
-def test_an_open_dimension_that_does_not_divide_on_another_mesh_is_whole():
+@pytest.mark.parametrize("how", ["jit", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_given_mesh_is_that_of_the_trace_where_jax_changes_its_axis_types(kind, how):
+    mesh, x = mesh_of(kind), values(16, 8)
+    explicit = [a for a, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Explicit]
+    out = P(*[axis if axis in explicit else None for axis in ("data", "model")])
+
+    def lay(y):
+        return ar.constrain(2 * y, "batch embed", mesh=mesh, rules=RULES)
+
+    placed = jax.device_put(x, NamedSharding(mesh, P("model", "data")))
+    for changed in (
+        jax.sharding.auto_axes(lay, out_sharding=out),
+        jax.sharding.explicit_axes(lay, in_sharding=P("model", "data")),
+    ):
+        assert_lies(run(changed, placed, mesh, how), mesh, P("data", "model"), 2 * x)
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_an_open_dimension_that_does_not_divide_on_another_mesh_is_whole(kind):
     two = ar.make_mesh("data=2", devices=jax.devices()[:2])
     placed = jax.device_put(values(6, 8), NamedSharding(two, P("data")))
-    laid = ar.constrain(placed, "* embed", mesh=mesh_of("auto"), rules=RULES)
+    laid = ar.constrain(placed, "* embed", mesh=mesh_of(kind), rules=RULES)
     assert laid.sharding.spec == P(None, "model")
 
 
@@ -283,8 +307,9 @@ def test_every_failure_of_a_tree_is_in_one_error_before_anything_is_laid_out():
     }
 
 
-def test_policies_are_those_of_resolve():
-    mesh = mesh_of("auto")
+@pytest.mark.parametrize("kind", KINDS)
+def test_policies_are_those_of_resolve(kind):
+    mesh = mesh_of(kind)
     laid = ar.constrain(values(6, 8), "batch embed", mesh=mesh, rules=RULES, indivisible="next")
     assert laid.sharding.spec == P(None, "model")
     with pytest.raises(ar.UnknownNameError):
@@ -300,8 +325,9 @@ def test_an_unmapped_name_warns_once_per_rules_and_name():
         ar.constrain(values(8, 8), ("batch", "unheard too"), mesh=mesh, rules=rules)
 
 
-def test_a_spec_may_be_the_constraint():
-    mesh, x = mesh_of("auto"), values(16, 8)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_spec_may_be_the_constraint(kind):
+    mesh, x = mesh_of(kind), values(16, 8)
     assert_lies(ar.constrain(x, P("model"), mesh=mesh, rules=RULES), mesh, P("model", None), x)
 
 

@@ -107,10 +107,8 @@ def test_the_same_names_and_rules_give_the_same_plan(make, form):
     assert by_path(plan.specs) == by_path(expected.specs)
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
 @pytest.mark.parametrize("make", MAKERS)
-def test_the_same_values_lie_on_the_same_devices(make, kind):
-    mesh = ar.make_mesh("data=4,model=2", axis_types=kind)
+def test_the_same_values_lie_on_the_same_devices(make, mesh):
     expected = by_path(ar.plan(plain(), NAMES, mesh=mesh, rules=RULES).specs)
     placed = by_path(ar.shard_tree(make(), TABLE, mesh=mesh, rules=RULES))
     assert {path: array.sharding for path, array in placed.items()} == {

@@ -222,7 +222,7 @@ def test_what_has_to_be_filled_is_said_in_words_that_paste(folder, capsys):
     fill = json.loads(capsys.readouterr().out)["options"]["fill"]
     assert main(words) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("and what these leave whole is split by axisrules.plan(..., fill=")
+    assert last.startswith(f"and what these leave whole is split by --fill {','.join(fill)}, or axisrules.")
     pasted = ast.literal_eval(last.rpartition("fill=")[2].removesuffix(")"))
     assert ([pasted] if isinstance(pasted, str) else list(pasted)) == fill
 

@@ -35,8 +35,8 @@ def test_a_thousand_threads_resolve_and_plan_under_rules_of_their_own():
     assert wrong == []
 
 
-def test_ten_thousand_calls_grow_neither_memory_nor_compilations():
-    mesh, rules = ar.make_mesh("data=4,model=2"), ar.Rules({"embed": "data", "mlp": "model"})
+def test_ten_thousand_calls_grow_neither_memory_nor_compilations(mesh):
+    rules = ar.Rules({"embed": "data", "mlp": "model"})
     tree = {"a": np.ones((16, 8), np.float32), "b": np.ones(8, np.float32)}
     names = {"a": "embed mlp", "b": "embed"}
     init = ar.with_logical_partitioning(jax.nn.initializers.normal(), "embed mlp")

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from axis_types import in_turn, mesh_of
 
 import axisrules as ar
 from axisrules import _place
@@ -118,9 +119,9 @@ CALLS = [
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=slow)])
-@pytest.mark.parametrize("call", CALLS, ids=[call.__name__ for call in CALLS])
-def test_calls_grow_neither_memory_nor_compilations_nor_live_arrays(call, count):
-    mesh, tree = ar.make_mesh("data=4,model=2"), tree_of()
+@pytest.mark.parametrize(("call", "axis_types"), in_turn(CALLS))
+def test_calls_grow_neither_memory_nor_compilations_nor_live_arrays(call, count, mesh):
+    tree = tree_of()
     for number in range(600):  # fills the caches, which are bounded
         call(mesh, tree, -1 - number)
     gc.collect()
@@ -151,9 +152,9 @@ def test_a_hundred_thousand_leaves_survive_json_and_comparison():
 
 
 @slow
-def test_a_hundred_thousand_leaves_are_placed():
+def test_a_hundred_thousand_leaves_are_placed(axis_types):
     tree = {f"w{i}": np.full((2, 2), i, np.int32) for i in range(100_000)}
-    mesh = ar.make_mesh("data=2", devices=jax.devices()[:2])
+    mesh = mesh_of(axis_types, "data=2", devices=jax.devices()[:2])
     placed = ar.shard_tree(tree, lambda path, leaf: "embed _", mesh=mesh, rules={"embed": "data"})
     assert len(placed) == 100_000
     for number in (0, 12_345, 99_999):
@@ -186,10 +187,9 @@ def bits_of(tree):
 
 
 @pytest.mark.parametrize("donate", [False, True])
-@pytest.mark.parametrize("when", ["before", "between", "after"])
-def test_an_interrupt_while_bytes_move_leaves_the_source_whole(monkeypatch, when, donate):
+@pytest.mark.parametrize(("when", "axis_types"), in_turn(["before", "between", "after"]))
+def test_an_interrupt_while_bytes_move_leaves_the_source_whole(monkeypatch, when, donate, mesh):
     """Of host and device arrays alike; nothing is donated before everything has arrived."""
-    mesh = ar.make_mesh("data=4,model=2")
     source = {"host": tree_of(), "device": jax.tree.map(jax.numpy.asarray, tree_of())}
     names, before, calls = {"host": NAMES, "device": NAMES}, bits_of(source), []
     real = jax.device_put
@@ -240,11 +240,10 @@ class Interrupt:
 PACKAGE = str(Path(ar.__file__).parent)
 
 
-@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize(("donate", "axis_types"), in_turn([False, True]))
 @pytest.mark.parametrize("moments", [60, pytest.param(10_000, marks=slow)])
-def test_an_interrupt_at_any_line_leaves_source_scope_and_later_calls_whole(moments, donate):
+def test_an_interrupt_at_any_line_leaves_source_scope_and_later_calls_whole(moments, donate, mesh):
     """With ``donate``: up to when everything has arrived, and the sources are given up."""
-    mesh = ar.make_mesh("data=4,model=2")
 
     def sources():
         return {"host": tree_of(), "device": jax.tree.map(jax.numpy.asarray, tree_of())}

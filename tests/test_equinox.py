@@ -23,11 +23,6 @@ named = axisrules_equinox.named
 RULES = {"embed": "data", "mlp": "model"}
 
 
-@pytest.fixture(params=["auto", "explicit"])
-def mesh(request):
-    return ar.make_mesh("data=4,model=2", axis_types=request.param)
-
-
 class Norm(eqx.Module):
     scale: jax.Array = eqx.field(metadata={"axis_names": "embed"})
     size: int = eqx.field(static=True)

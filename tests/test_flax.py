@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axis_types import in_turn
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,11 +21,6 @@ nnx = pytest.importorskip("flax.nnx")
 named = pytest.importorskip("axisrules_flax").named
 
 RULES = {"embed": "data", "mlp": "model"}
-
-
-@pytest.fixture(params=["auto", "explicit"])
-def mesh(request):
-    return ar.make_mesh("data=4,model=2", axis_types=request.param)
 
 
 def annotated(initializer, *names):
@@ -484,15 +480,16 @@ def test_the_kernel_of_a_named_layer_is_never_whole_on_a_device(mesh):
     assert seen == [True]  # jitted, with the layout as the sharding of the result
 
 
-@pytest.mark.parametrize(
-    ("spec", "found"),
-    [
-        (P("data", "model"), {"bias": P("model"), "kernel": P("data", "model")}),
-        (P("data"), {"bias": P(None), "kernel": P("data", None)}),
-        (P(None, ("data", "model")), {"bias": P(("data", "model")), "kernel": P(None, ("data", "model"))}),
-    ],
-)
-def test_an_explicit_spec_is_the_layout(mesh, spec, found):
+SPECS_OF_LAYERS = [
+    (P("data", "model"), {"bias": P("model"), "kernel": P("data", "model")}),
+    (P("data"), {"bias": P(None), "kernel": P("data", None)}),
+    (P(None, ("data", "model")), {"bias": P(("data", "model")), "kernel": P(None, ("data", "model"))}),
+]
+
+
+@pytest.mark.parametrize(("case", "axis_types"), in_turn(SPECS_OF_LAYERS))
+def test_an_explicit_spec_is_the_layout(mesh, case):
+    spec, found = case
     make = named(nnx.Linear, partition_spec=spec)
     later = make(8, 32, rngs=nnx.Rngs(0))
     assert shown(later) == {"bias": (None, None), "kernel": (None, None)}
@@ -556,7 +553,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("name", "axis_types"), in_turn(LAYERS))
 def test_which_array_takes_which_names(mesh, name):
     make, names = LAYERS[name]
     assert shown(make(nnx.Rngs(0))) == {path: (given, None) for path, given in names.items()}

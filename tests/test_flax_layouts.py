@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axis_types import AUTO_FIRST, mesh_of
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -19,11 +20,6 @@ named = axisrules_flax.named
 RULES = {"vocab": None, "embed": "data", "mlp": "model"}
 
 
-@pytest.fixture
-def mesh():
-    return ar.make_mesh("data=4,model=2")
-
-
 def linear(rngs=None):
     return named(nnx.Linear, "embed mlp")(8, 32, rngs=rngs or nnx.Rngs(0))
 
@@ -35,12 +31,12 @@ def place(tree, mesh, **rules):
 # `.partition_spec` is that of the array, whatever moved it.
 
 
-def test_a_spec_is_shown_once_something_is_placed_and_follows_what_is_placed_by_hand(mesh):
+def test_a_spec_is_shown_once_something_is_placed_and_follows_what_is_placed_by_hand(mesh, axis_types):
     layer = linear()
     assert layer.kernel.partition_spec is None
     layer.kernel.set_value(jax.device_put(layer.kernel.get_value(), NamedSharding(mesh, P("model"))))
     assert layer.kernel.partition_spec == P("model", None)
-    other = ar.make_mesh("x=8")
+    other = mesh_of(axis_types, "x=8")
     layer.kernel.set_value(jax.device_put(layer.kernel.get_value(), NamedSharding(other, P(None, "x"))))
     assert layer.kernel.partition_spec == P(None, "x")
     layer.kernel.set_value(jax.device_put(layer.kernel.get_value(), jax.devices()[0]))
@@ -48,9 +44,9 @@ def test_a_spec_is_shown_once_something_is_placed_and_follows_what_is_placed_by_
     assert layer.kernel.axis_names == ("embed", "mlp")
 
 
-def test_a_spec_is_that_of_the_last_placing(mesh):
+def test_a_spec_is_that_of_the_last_placing(mesh, axis_types):
     placed = place(linear(), mesh)
-    again = place(placed, ar.make_mesh("data=2,model=4"), embed="model", mlp=None)
+    again = place(placed, mesh_of(axis_types, "data=2,model=4"), embed="model", mlp=None)
     assert placed.kernel.partition_spec == P("data", "model")
     assert again.kernel.partition_spec == P("model", None)
     assert again.kernel.get_value().sharding.mesh.shape["model"] == 4
@@ -102,10 +98,8 @@ def test_a_layout_changes_no_structure(mesh):
     assert float(abs(both["kernel"].get_value()).max()) == 0.0
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-def test_an_optimizer_keeps_names_and_layouts_through_updates(kind):
+def test_an_optimizer_keeps_names_and_layouts_through_updates(mesh):
     optax = pytest.importorskip("optax")
-    mesh = ar.make_mesh("data=4,model=2", axis_types=kind)
     layer = linear()
     optimizer = nnx.Optimizer(layer, optax.adam(1e-2), wrt=nnx.Param)  # without a word about hooks
     moments = ar.plan(optimizer, mesh=mesh, rules=RULES).specs.opt_state[0]
@@ -183,6 +177,7 @@ def traced(make):
     return kept[0], jax.jit(leaves)(), shapes
 
 
+@pytest.mark.parametrize("axis_types", AUTO_FIRST)
 def test_a_module_of_a_trace_is_rebuilt_outside_and_can_be_used_and_changed(mesh):
     flat, values, _ = traced(lambda: Net(nnx.Rngs(0)))
     assert all(isinstance(leaf, jax.core.Tracer) for leaf in flat.leaves)
@@ -306,6 +301,7 @@ def test_a_variable_that_is_shared_alone_stays_one(mesh):
 # Nothing asks for a mesh.
 
 
+@pytest.mark.parametrize("axis_types", AUTO_FIRST)
 @pytest.mark.parametrize("eager", [True, False])
 def test_an_annotation_asks_for_no_mesh(mesh, eager):
     init = nnx.with_partitioning(nnx.initializers.normal(), ("embed", "mlp"))
@@ -326,14 +322,15 @@ def test_an_annotation_asks_for_no_mesh(mesh, eager):
     assert nnx.using_eager_sharding()
 
 
-def test_variables_that_flax_would_lay_out_eagerly_are_rebuilt_without_a_mesh(mesh):
+@pytest.mark.parametrize("axis_types", ["auto", "explicit"])  # Flax refuses mixed axes itself
+def test_variables_that_flax_would_lay_out_eagerly_are_rebuilt_without_a_mesh(mesh, axis_types):
     with jax.set_mesh(mesh):
         one = nnx.Param(jnp.ones((8, 32)), out_sharding=("data", "model"), eager_sharding=True)
     assert one.get_metadata("eager_sharding")
     table = ar.NameTable({"one": "embed mlp"})
-    placed = ar.shard_tree({"one": one}, table, mesh=ar.make_mesh("x=8"), rules={"embed": "x", "mlp": None})[
-        "one"
-    ]
+    placed = ar.shard_tree(
+        {"one": one}, table, mesh=mesh_of(axis_types, "x=8"), rules={"embed": "x", "mlp": None}
+    )["one"]
     assert placed.get_value().sharding.spec == P("x", None)
     assert placed.get_metadata("out_sharding") == ("data", "model")
     assert ar.plan({"one": one}, table, mesh="x=8", rules={"embed": "x", "mlp": None}).specs[

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axis_types import AUTO_FIRST, AXIS_TYPES, mesh_of
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -278,13 +279,14 @@ def test_hooks_of_the_user_are_called_too():
     assert theirs.axis_names == ("embed", "mlp")
 
 
-def test_a_stack_is_placed_and_shows_where_it_lies():
-    mesh = ar.make_mesh("data=4,model=2")
+def test_a_stack_is_placed_and_shows_where_it_lies(mesh):
     for metadata in (LAYERS, {}):
         placed = ar.shard_tree(stack(metadata), mesh=mesh, rules=RULES)
         assert placed.up.kernel.partition_spec == P(None, "data", "model")
         assert placed.up.kernel.get_value().sharding == NamedSharding(mesh, P(None, "data", "model"))
         assert placed.norm.var.partition_spec == P(None, "data")
+        if mesh != mesh_of("auto"):
+            continue  # on Explicit axes the layers would have to say how their products lie
         run = nnx.jit(
             nnx.scan(
                 lambda x, block: block(x),
@@ -300,8 +302,8 @@ def test_a_stack_is_placed_and_shows_where_it_lies():
         assert placed.up.kernel.partition_spec == P(None, "data", "model")
 
 
-def test_a_stack_made_under_a_mesh_is_traced_so_it_only_carries_names():
-    mesh = ar.make_mesh("data=4,model=2")
+@pytest.mark.parametrize("axis_types", AUTO_FIRST)
+def test_a_stack_made_under_a_mesh_is_traced_so_it_only_carries_names(mesh):
     with jax.set_mesh(mesh), ar.map_logical_axis_names(RULES):
         made = stack(LAYERS)
         placed = ar.shard_tree(made)
@@ -374,11 +376,13 @@ def test_boxes_of_linen_stacks_have_the_name_of_the_new_axis():
         "vmap/bias": ("mlp", "layers"),
         "vmap/kernel": ("embed", "layers", "mlp"),
     }
-    placed = ar.shard_tree(made, mesh=ar.make_mesh("data=4,model=2"), rules=RULES)
-    kernel = placed["scan"]["kernel"]
-    assert isinstance(kernel, nn.LogicallyPartitioned)
-    assert kernel.names == ("layers", "embed", "mlp")
-    np.testing.assert_array_equal(kernel.value, made["scan"]["kernel"].value)
+    for mesh in map(mesh_of, reversed(AXIS_TYPES)):  # the last one of Auto axes, where layers compute
+        placed = ar.shard_tree(made, mesh=mesh, rules=RULES)
+        kernel = placed["scan"]["kernel"]
+        assert isinstance(kernel, nn.LogicallyPartitioned)
+        assert kernel.names == ("layers", "embed", "mlp")
+        assert kernel.value.sharding == NamedSharding(mesh, P(None, "data", "model"))
+        np.testing.assert_array_equal(kernel.value, made["scan"]["kernel"].value)
     unboxed = nn.unbox({"params": {"Dense_0": placed["scan"]}})
     assert scanned().apply(unboxed, jnp.ones((2, 8)))[0].shape == (2, 8)
 

@@ -1,29 +1,39 @@
-"""The layers of the guides, made by ``named`` on four devices, on Auto and on Explicit meshes."""
+"""The layers of the guides, made by ``named`` on four devices, on Auto, Explicit and mixed meshes."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from axis_types import in_turn, mesh_of
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import axisrules as ar
+from axisrules._layout import only_axes
 from axisrules._trees import flatten
 
 nnx = pytest.importorskip("flax.nnx")
 named = pytest.importorskip("axisrules_flax").named
 
 
-@pytest.fixture(params=["auto", "explicit"])
-def mesh(request):
-    return ar.make_mesh("data=2,model=2", axis_types=request.param, devices=jax.devices()[:4])
+@pytest.fixture(params=["auto", "explicit", pytest.param("mixed", marks=pytest.mark.slow)])
+def axis_types(request):
+    """Where a test does not share the kinds out, as layers compile much."""
+    return request.param
+
+
+@pytest.fixture
+def mesh(axis_types):
+    return mesh_of(axis_types, "data=2,model=2", devices=jax.devices()[:4])
 
 
 def call(layer, mesh, *inputs, spec):
     """The layer under jit, with the result laid out."""
     forward = lambda layer, *inputs: layer(*inputs)  # noqa: E731
-    if jax.sharding.AxisType.Explicit in mesh.axis_types:
-        forward = jax.sharding.auto_axes(forward, out_sharding=spec)
+    explicit = [
+        a for a, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit
+    ]
+    forward = jax.sharding.auto_axes(forward, out_sharding=only_axes(spec, explicit)) if explicit else forward
     return jax.jit(forward, out_shardings=NamedSharding(mesh, spec))(layer, *inputs)
 
 
@@ -160,7 +170,7 @@ def by_path(layer):
     return {"/".join(map(str, path)): one for path, one in state if "lora_" not in path[-1]}
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("name", "axis_types"), in_turn(LAYERS))
 def test_every_kind_of_layer_takes_names_and_has_the_values_that_it_had(mesh, name):
     make, given = LAYERS[name]
     split = {path: tuple(None if one == "_" else one for one in text.split()) for path, text in given.items()}
@@ -205,7 +215,7 @@ def test_a_whole_layer_of_attention_runs_sharded_and_decodes(mesh):
         return layer(x)
 
     token = jnp.linspace(-1, 1, 32).reshape(4, 1, 8)
-    if jax.sharding.AxisType.Explicit in mesh.axis_types:
+    if AxisType.Explicit in mesh.axis_types:
         return  # Flax writes the cache with an update that JAX does not take on Explicit axes
     with jax.set_mesh(mesh):
         found = nnx.jit(step)(placed, token)

@@ -1,4 +1,4 @@
-"""The examples of the public guides, in the terms of axisrules, on Auto and on Explicit meshes.
+"""The examples of the public guides, in the terms of axisrules, on Auto, Explicit and mixed meshes.
 
 Every block stands with the specs that its guide states; those with layers are in test_guide_layers.py.
 """
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axis_types import mesh_of
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -16,20 +17,10 @@ import axisrules as ar
 from axisrules.presets import MeshRules, data_parallel_rules, fsdp_rules, partition_spec_for_names
 
 
-@pytest.fixture(params=["auto", "explicit"])
-def kind(request):
-    return request.param
-
-
 @pytest.fixture
-def four(kind):
+def four(axis_types):
     """The first guide's mesh: four devices, 2 x 2."""
-    return ar.make_mesh("data=2,model=2", axis_types=kind, devices=jax.devices()[:4])
-
-
-@pytest.fixture
-def eight(kind):
-    return ar.make_mesh("data=4,model=2", axis_types=kind)
+    return mesh_of(axis_types, "data=2,model=2", devices=jax.devices()[:4])
 
 
 # Sharding across devices.
@@ -125,16 +116,16 @@ def test_several_feature_dimensions_have_several_names(four):
 # Models and batches that exceed one accelerator.
 
 
-def test_rows_over_data_columns_over_model(eight):
+def test_rows_over_data_columns_over_model(mesh):
     rules = {"batch": "data", "out": "model", "in": None}
-    x = ar.shard_tree(np.ones((16, 8), np.float32), "batch in", mesh=eight, rules=rules)
-    w = ar.shard_tree(np.ones((8, 4), np.float32), "in out", mesh=eight, rules=rules)
+    x = ar.shard_tree(np.ones((16, 8), np.float32), "batch in", mesh=mesh, rules=rules)
+    w = ar.shard_tree(np.ones((8, 4), np.float32), "in out", mesh=mesh, rules=rules)
 
     @jax.jit
     def layer(x, w):
         return jnp.tanh(x @ w)
 
-    with jax.set_mesh(eight):
+    with jax.set_mesh(mesh):
         y = layer(x, w)
     assert x.sharding.spec == P("data", None)
     assert w.sharding.spec == P(None, "model")
@@ -146,19 +137,19 @@ def test_rows_over_data_columns_over_model(eight):
 # Sharding, with eight devices that do not exist.
 
 
-def test_one_tile_per_device(eight):
-    x = ar.shard_tree(np.ones((8, 16)), "a b", mesh=eight, rules={"a": "data", "b": "model"}, dtype="float32")
+def test_one_tile_per_device(mesh):
+    x = ar.shard_tree(np.ones((8, 16)), "a b", mesh=mesh, rules={"a": "data", "b": "model"}, dtype="float32")
     assert x.sharding.spec == P("data", "model")
     assert {shard.data.shape for shard in x.addressable_shards} == {(2, 8)}
 
 
-def test_global_mean_by_shard_map(eight):
-    @partial(ar.shard_map, mesh=eight, in_names="rows _", out_names="", rules={"rows": "data"})
+def test_global_mean_by_shard_map(mesh):
+    @partial(ar.shard_map, mesh=mesh, in_names="rows _", out_names="", rules={"rows": "data"})
     def global_mean(block):  # this device's (2, 16) slice
         assert block.shape == (2, 16)
         return jax.lax.pmean(block.mean(), axis_name="data")
 
-    with jax.set_mesh(eight):
+    with jax.set_mesh(mesh):
         assert float(global_mean(np.arange(128, dtype=np.float32).reshape(8, 16))) == 63.5
 
 
@@ -177,10 +168,10 @@ def test_factories_of_mesh_rules():
     assert partition_spec_for_names(MeshRules(), "data", "embed", "mlp") == P(None, None, None)
 
 
-def test_a_sharding_from_a_mesh_and_axis_names(eight):
-    assert ar.create_named_sharding(eight, "data", None) == NamedSharding(eight, P("data", None))
-    assert ar.create_named_sharding(eight) == NamedSharding(eight, P())
-    assert ar.create_named_sharding(eight, ("data", "model")) == NamedSharding(eight, P(("data", "model")))
+def test_a_sharding_from_a_mesh_and_axis_names(mesh):
+    assert ar.create_named_sharding(mesh, "data", None) == NamedSharding(mesh, P("data", None))
+    assert ar.create_named_sharding(mesh) == NamedSharding(mesh, P())
+    assert ar.create_named_sharding(mesh, ("data", "model")) == NamedSharding(mesh, P(("data", "model")))
 
 
 def test_where_the_system_before_was_wrong_axisrules_is_right():

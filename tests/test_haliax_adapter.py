@@ -94,8 +94,11 @@ def step(tree):
 out = step({"up": placed["up"]})
 assert out["up"].axes == (Embed, Mlp) and out["up"].array.sharding.spec == P("data", "model")
 
-made = ar.init(lambda: {"w": hax.named(jax.numpy.zeros((8, 4)), (Embed, Mlp))}, **OPTIONS)
-assert made["w"].array.sharding.spec == P("data", "model")
+for types in ("auto", "explicit", {"data": "explicit"}):
+    there = {"mesh": ar.make_mesh("data=4,model=2", axis_types=types), "rules": RULES}
+    made = ar.init(lambda: {"w": hax.named(jax.numpy.zeros((8, 4)), (Embed, Mlp))}, **there)
+    for one in (made["w"], ar.shard_tree(model, **there)["up"]):
+        assert one.array.sharding == jax.sharding.NamedSharding(there["mesh"], P("data", "model"))
 
 try:
     ar.plan({"odd": hax.named(np.zeros((6, 4)), (hax.Axis("embed", 6), Mlp))}, dtype="float32", **OPTIONS)

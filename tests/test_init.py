@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axis_types import AUTO_FIRST, AXIS_TYPES, in_turn, mesh_of
 from jax.nn import initializers
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -20,9 +21,13 @@ RULES = {"embed": "data", "mlp": "model"}
 COMPILATION = "/jax/core/compile/backend_compile_duration"
 
 
-@pytest.fixture(params=["auto", "explicit"])
-def mesh(request):
-    return ar.make_mesh("data=4,model=2", axis_types=request.param)
+@pytest.fixture(params=AUTO_FIRST)
+def axis_types(request):
+    """Where a test compiles much, Auto axes do at first."""
+    return request.param
+
+
+every_mesh = pytest.mark.parametrize("axis_types", AXIS_TYPES)
 
 
 @pytest.fixture
@@ -68,12 +73,11 @@ def names_of(shape):
     return tuple(["embed", "mlp", None, None][: len(shape)])
 
 
-def check(make, *args, names=None, mesh=None):
+def check(make, *args, mesh, names=None):
     """Makes the tree, with names for all its arrays, and compares it with one jit of the whole."""
     expected = whole(make, *args)
     if names is None:
         names = lambda path, leaf: (None,) * leaf.ndim if leaf.ndim != 2 else ("embed", "mlp")  # noqa: E731
-    mesh = mesh or ar.make_mesh("data=4,model=2")
     made = ar.init(make, names, args=args, mesh=mesh, rules=RULES)
     assert_same(made, expected)
     for leaf in jax.tree.leaves(made):
@@ -127,20 +131,20 @@ def every_initializer():
     }
 
 
-@pytest.mark.parametrize("sizes", ["data=1", "data=2", "data=4,model=2"])
-def test_values_of_every_initializer_are_those_of_one_jit(sizes):
+@pytest.mark.parametrize(("sizes", "axis_types"), in_turn(["data=1", "data=2", "data=4,model=2"]))
+def test_values_of_every_initializer_are_those_of_one_jit(sizes, axis_types):
     names = ar.NameTable({"delta_orthogonal/**": "_ embed mlp", "**": "embed mlp"})
-    mesh = ar.make_mesh(sizes)
+    mesh = mesh_of(axis_types, sizes)
     made = ar.init(every_initializer, names, mesh=mesh, rules=RULES, absent="drop")
     assert_same(made, whole(every_initializer))
     assert all(leaf.sharding.mesh == mesh for leaf in jax.tree.leaves(made))
 
 
-def test_eager_values_are_near():
+def test_eager_values_are_near(mesh):
     def make():
         return INITIALIZERS["normal"](jax.random.key(0), (64, 64))
 
-    made = ar.init(make, "embed mlp", mesh=ar.make_mesh("data=8"), rules=RULES, absent="drop")
+    made = ar.init(make, "embed mlp", mesh=mesh, rules=RULES)
     np.testing.assert_allclose(np.asarray(made), np.asarray(make()), rtol=1e-5)
 
 
@@ -148,7 +152,8 @@ def dense(key, rows, columns):
     return initializers.lecun_normal()(key, (rows, columns))
 
 
-def test_on_both_kinds_of_mesh_also_an_active_one(mesh):
+@every_mesh
+def test_on_every_kind_of_mesh_also_an_active_one(mesh):
     def make():
         first, second = jax.random.split(jax.random.key(0))
         return {"up": dense(first, 8, 32), "down": dense(second, 8, 16)}
@@ -279,10 +284,9 @@ def bfloat16_model():
     }
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_equals_one_jit_of_the_whole(name):
+@pytest.mark.parametrize(("name", "axis_types"), in_turn(MAKERS))
+def test_equals_one_jit_of_the_whole(name, mesh):
     names = lambda path, leaf: (None,) * leaf.ndim  # noqa: E731
-    mesh = ar.make_mesh("data=4,model=2")
     fill = ("data", "model")
     made = ar.init(MAKERS[name], names, mesh=mesh, rules={}, fill=fill, min_bytes=1)
     assert_same(made, whole(MAKERS[name]), near=[jax.tree_util.DictKey(key) for key in ("sum", "trace")])
@@ -290,7 +294,7 @@ def test_equals_one_jit_of_the_whole(name):
     assert jax.tree.map(lambda x: x.sharding.spec, made) == expected.specs
 
 
-def test_arguments_are_traced_and_not_changed():
+def test_arguments_are_traced_and_not_changed(mesh):
     host = np.arange(32, dtype=np.float32).reshape(8, 4)
     before = host.copy()
 
@@ -303,7 +307,7 @@ def test_arguments_are_traced_and_not_changed():
         make,
         {"w": "embed mlp", "t": "embed mlp", "u": "embed mlp"},
         args=(jax.random.key(0), {"x": host}, 16, jnp.tanh),
-        mesh=ar.make_mesh("data=4,model=2"),
+        mesh=mesh,
         rules=RULES,
     )
     assert_same(made, whole(lambda key, x: make(key, {"x": x}, 16, jnp.tanh), jax.random.key(0), host))
@@ -311,8 +315,7 @@ def test_arguments_are_traced_and_not_changed():
     np.testing.assert_array_equal(made["u"], before)
 
 
-def test_keys_as_arguments_and_captured_keys_share_their_programs():
-    mesh = ar.make_mesh("data=4,model=2")
+def test_keys_as_arguments_and_captured_keys_share_their_programs(mesh):
     names = {"w": "embed mlp"}
     captured = jax.random.key(4)
     legacy = jax.random.PRNGKey(4)
@@ -344,8 +347,7 @@ def layers(depth, width=24):
     return make, [{"up": "embed mlp", "down": "mlp embed", "bias": "embed"}] * depth
 
 
-def test_compilations_do_not_grow_with_depth_and_rebuilding_compiles_nothing(compilations):
-    mesh = ar.make_mesh("data=4,model=2")
+def test_compilations_do_not_grow_with_depth_and_rebuilding_compiles_nothing(compilations, mesh):
     counts = []
     for depth in (4, 8, 16):
         jax.clear_caches()
@@ -361,8 +363,7 @@ def test_compilations_do_not_grow_with_depth_and_rebuilding_compiles_nothing(com
     assert compilations() == before
 
 
-def test_programs_that_differ_in_a_literal_or_a_shape_are_not_shared():
-    mesh = ar.make_mesh("data=4,model=2")
+def test_programs_that_differ_in_a_literal_or_a_shape_are_not_shared(mesh):
 
     def make():
         keys = jax.random.split(jax.random.key(0), 4)
@@ -374,23 +375,25 @@ def test_programs_that_differ_in_a_literal_or_a_shape_are_not_shared():
     assert np.signbit(np.asarray(made[2])).any() != np.signbit(np.asarray(made[2])).all()
 
 
-def test_what_is_not_an_array_stands_as_it_is():
+@every_mesh
+def test_what_is_not_an_array_stands_as_it_is(mesh):
     marker = object()
 
     def make():
         return {"w": jnp.ones((8, 4)), "f": print, "none": None, "text": "gelu", "n": 3, "marker": marker}
 
-    made = ar.init(make, {"w": "embed mlp"}, mesh=ar.make_mesh("data=4,model=2"), rules=RULES)
+    made = ar.init(make, {"w": "embed mlp"}, mesh=mesh, rules=RULES)
     assert made.pop("w").sharding.spec == P("data", "model")
     assert made == {"f": print, "none": None, "text": "gelu", "n": 3, "marker": marker}
 
 
-def test_an_array_that_make_only_hands_on_is_placed():
+@every_mesh
+def test_an_array_that_make_only_hands_on_is_placed(mesh):
     host, on_device = np.ones((8, 4), np.float32), jnp.ones((8, 4))
     made = ar.init(
         lambda: {"a": host, "b": on_device, "c": jnp.zeros((8, 4))},
         dict.fromkeys("abc", "embed mlp"),
-        mesh=ar.make_mesh("data=4,model=2"),
+        mesh=mesh,
         rules=RULES,
     )
     assert {array.sharding.spec for array in made.values()} == {P("data", "model")}
@@ -398,12 +401,12 @@ def test_an_array_that_make_only_hands_on_is_placed():
     assert made["a"].sum() == 32
 
 
-def test_tied_outputs_stay_tied_and_may_be_named_once():
+@every_mesh
+def test_tied_outputs_stay_tied_and_may_be_named_once(mesh):
     def make():
         w = dense(jax.random.key(0), 8, 16)
         return {"embed": w, "head": w, "other": jnp.copy(w)}
 
-    mesh = ar.make_mesh("data=4,model=2")
     names = {"embed": "embed mlp", "other": "embed mlp"}
     made = ar.init(make, names, mesh=mesh, rules=RULES)
     assert made["embed"] is made["head"]
@@ -413,7 +416,7 @@ def test_tied_outputs_stay_tied_and_may_be_named_once():
     assert caught.value.paths == ("embed", "head")
 
 
-def test_dtype_casts_inside_of_the_programs():
+def test_dtype_casts_inside_of_the_programs(mesh):
     def make():
         w = dense(jax.random.key(0), 400, 400)
         return {"w": w, "double": w * 2, "n": jnp.arange(4)}
@@ -421,7 +424,7 @@ def test_dtype_casts_inside_of_the_programs():
     made = ar.init(
         make,
         {"w": "embed mlp", "double": "embed mlp", "n": "_"},
-        mesh=ar.make_mesh("data=4,model=2"),
+        mesh=mesh,
         rules=RULES,
         dtype="bfloat16",
     )
@@ -429,13 +432,14 @@ def test_dtype_casts_inside_of_the_programs():
     assert_same(made, expected)
 
 
-def test_other_memory():
+@every_mesh
+def test_other_memory(mesh):
     make, names = layers(1)
-    mesh = ar.make_mesh("data=4,model=2")
     made = ar.init(make, names, mesh=mesh, rules=RULES, memory_kind="unpinned_host")
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(made)} == {"unpinned_host"}
 
 
+@every_mesh
 def test_the_optimizer_state_of_parameters_on_the_mesh(mesh):
     make, names = layers(2)
     params = ar.init(make, names, mesh=mesh, rules=RULES)
@@ -446,9 +450,8 @@ def test_the_optimizer_state_of_parameters_on_the_mesh(mesh):
     np.testing.assert_array_equal(average[0]["up"], np.asarray(params[0]["up"]) * np.float32(0.5))
 
 
-def test_two_threads_may_make_at_once():
+def test_two_threads_may_make_at_once(mesh):
     make, names = layers(3)
-    mesh = ar.make_mesh("data=4,model=2")
     made = []
     threads = [
         threading.Thread(target=lambda: made.append(ar.init(make, names, mesh=mesh, rules=RULES)))
@@ -499,7 +502,8 @@ def test_effects_are_refused(make):
     assert shown.getvalue() == ""
 
 
-def test_a_pure_callback_runs_once_for_all_that_use_it():
+@every_mesh
+def test_a_pure_callback_runs_once_for_all_that_use_it(mesh):
     calls = []
 
     def host(seed):
@@ -510,7 +514,7 @@ def test_a_pure_callback_runs_once_for_all_that_use_it():
         w = jax.pure_callback(host, jax.ShapeDtypeStruct((8, 4), jnp.float32), 3)
         return {"w": w, "double": w * 2}
 
-    made = ar.init(make, dict.fromkeys(["w", "double"], "_ _"), mesh=ar.make_mesh("data=4"), rules={})
+    made = ar.init(make, dict.fromkeys(["w", "double"], "_ _"), mesh=mesh, rules={})
     np.testing.assert_array_equal(made["double"], 2 * np.asarray(made["w"]))
 
 

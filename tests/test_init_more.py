@@ -1,5 +1,6 @@
 """``init`` where it is easy to go wrong: captured arrays, odd meshes, nested functions, arguments."""
 
+import contextlib
 import functools
 import gc
 import weakref
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axis_types import AUTO_FIRST, AXIS_TYPES, in_turn, mesh_of
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -23,15 +25,20 @@ def made_on(mesh, make, *args):
     return ar.init(make, whole_names, args=args, mesh=mesh, rules={})
 
 
-@pytest.fixture
-def mesh():
-    return ar.make_mesh("data=4,model=2")
+@pytest.fixture(params=AUTO_FIRST)
+def axis_types(request):
+    """Where a test compiles much, Auto axes do at first."""
+    return request.param
+
+
+every_mesh = pytest.mark.parametrize("axis_types", AXIS_TYPES)
 
 
 def normal(n=16):
     return jax.random.normal(jax.random.key(0), (n, 16))
 
 
+@every_mesh
 def test_a_donating_make_leaves_its_arguments_alive(mesh):
     key, count = jax.random.key(5), jnp.arange(8)
     make = jax.jit(lambda key, n: (jax.random.split(key)[0], n + 1), donate_argnums=(0, 1))
@@ -42,15 +49,15 @@ def test_a_donating_make_leaves_its_arguments_alive(mesh):
     assert not count.is_deleted()
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-def test_integers_may_lie_on_a_mesh_as_argument_and_captured(kind):
-    mesh = ar.make_mesh("data=4,model=2", axis_types=kind)
+@every_mesh
+def test_integers_may_lie_on_a_mesh_as_argument_and_captured(mesh):
     counts = jax.device_put(np.arange(8, dtype=np.int32), NamedSharding(mesh, P("data")))
     made = made_on(mesh, lambda n: (n * 2, counts + 1), counts)
     np.testing.assert_array_equal(made[0], np.arange(8) * 2)
     np.testing.assert_array_equal(made[1], np.arange(8) + 1)
 
 
+@every_mesh
 def test_keys_may_lie_on_a_mesh(mesh):
     keys = jax.random.split(jax.random.key(1), 8)
     there = jax.device_put(keys, NamedSharding(mesh, P("data")))
@@ -60,16 +67,16 @@ def test_keys_may_lie_on_a_mesh(mesh):
     np.testing.assert_array_equal(made[1], expected[1])
 
 
-@pytest.mark.parametrize("which", ["reversed", "half", "one"])
+@pytest.mark.parametrize(("which", "axis_types"), in_turn(["reversed", "half", "one"]))
 @pytest.mark.parametrize("is_active", [False, True])
-def test_another_mesh_than_the_active_one_of_other_devices_or_order(which, is_active, mesh):
+def test_another_mesh_than_the_active_one_of_other_devices_or_order(which, is_active, mesh, axis_types):
     devices = np.array(jax.devices())
     sizes, chosen = {
         "reversed": ("data=4,model=2", devices[::-1]),
         "half": ("data=2,model=2", devices[4:]),
-        "one": ("data=1", devices[3:4]),
+        "one": ("data=1,model=1", devices[3:4]),
     }[which]
-    other = ar.make_mesh(sizes, devices=chosen)
+    other = mesh_of(axis_types, sizes, devices=chosen)
 
     def make(key):
         n = jnp.arange(8) + jax.random.randint(key, (), 0, 9)
@@ -83,6 +90,7 @@ def test_another_mesh_than_the_active_one_of_other_devices_or_order(which, is_ac
     np.testing.assert_array_equal(made["w"], expected["w"])
 
 
+@every_mesh
 def test_literal_outputs_keep_their_weak_types(mesh):
     make = jax.jit(lambda: (1.0, 2, jnp.int8(3), True, jnp.float32(4)))
     for ours, theirs in zip(made_on(mesh, make), make(), strict=True):
@@ -147,6 +155,7 @@ def test_programs_keep_no_large_captured_array_and_are_shared(how, mesh):
     assert held() is None
 
 
+@every_mesh
 def test_small_parameters_on_the_mesh_share_their_programs(mesh):
     at = NamedSharding(mesh, P("model"))
     biases = [jax.device_put(np.full(8, i, np.float32), at) for i in range(5)]
@@ -214,12 +223,14 @@ def test_functions_that_hide_arrays_of_the_trace_are_named(mesh):
     )
 
 
+@every_mesh
 def test_functions_that_hide_nothing_pass(mesh):
     functions = [jax.nn.gelu, jnp.tanh, functools.partial(jnp.add, 1), Scaled(2.0).apply, Scaled, np.sin]
     made = made_on(mesh, lambda: [normal(), *functions])
     assert made[1:] == functions
 
 
+@every_mesh
 def test_a_partial_of_jax_is_a_tree(mesh):
     made = made_on(mesh, lambda: jax.tree_util.Partial(jnp.add, jnp.sin(jnp.ones(4))))
     np.testing.assert_allclose(made(1.0), np.sin(1.0) + np.ones(4), rtol=1e-6)
@@ -236,20 +247,56 @@ def test_arguments_that_cannot_be_used_are_all_listed_with_their_paths(mesh):
     assert "axisrules.plan of jax.eval_shape(make, *args)" in text
 
 
+@every_mesh
 def test_nothing_of_the_trace_is_left(mesh):
     with jax.checking_leaks():
         made = made_on(mesh, lambda: {"w": normal(), "b": jnp.zeros(3)})
     assert not isinstance(made["w"], jax.core.Tracer)
 
 
-def test_shard_map_and_constraints_inside(mesh):
-    def make():
-        double = jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
-        held = ar.constrain(normal(), "embed _", mesh=mesh, rules={"embed": "data"})
-        return {"mapped": double(normal()), "held": held}
+@every_mesh
+def test_shard_map_and_constraints_inside(mesh, axis_types):
+    def doubled():
+        return jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(normal())
 
-    made = made_on(mesh, make)
-    np.testing.assert_array_equal(made["mapped"], 2 * np.asarray(made["held"]))
+    def held():
+        return ar.constrain(normal(), "embed _", mesh=mesh, rules={"embed": "data"})
+
+    if axis_types == "auto":
+        expected = np.asarray(jax.jit(normal)())
+        np.testing.assert_array_equal(made_on(mesh, held), expected)
+        np.testing.assert_array_equal(made_on(mesh, doubled), 2 * expected)
+        return
+    with pytest.raises(ar.ConstraintError, match="has to be the mesh of the trace"):
+        made_on(mesh, held)  # what make computes has no mesh in its type: that is given to the result
+
+
+@pytest.mark.parametrize(("is_active", "axis_types"), [(True, "explicit"), (False, "mixed")])
+def test_keys_made_under_the_mesh_serve_as_argument_and_captured(mesh, is_active):
+    def make(key):
+        first, second = jax.random.split(key)
+        return {
+            "n": jnp.arange(8) + jax.random.randint(first, (), 0, 9),
+            "w": jax.random.normal(second, (8, 4)),
+        }
+
+    expected = jax.jit(make)(jax.random.key(3))
+    with jax.set_mesh(mesh):
+        key = jax.random.key(3)  # on Explicit axes their mesh is a part of its type
+    with jax.set_mesh(mesh) if is_active else contextlib.nullcontext():
+        for made in (made_on(mesh, make, key), made_on(mesh, lambda: make(key))):
+            for name, array in made.items():
+                assert array.sharding.mesh == mesh
+                np.testing.assert_array_equal(array, expected[name])
+
+
+@every_mesh
+def test_loops_and_products_of_arguments_on_the_mesh(mesh):
+    host = np.arange(128, dtype=np.float32).reshape(16, 8)
+    there = jax.device_put(host, NamedSharding(mesh, P("data", "model")))
+    loop, product = made_on(mesh, lambda x: (jax.lax.fori_loop(0, 3, lambda n, y: y + 1, x), x @ x.T), there)
+    np.testing.assert_array_equal(loop, host + 3)
+    np.testing.assert_array_equal(product, host @ host.T)
 
 
 def test_random_contexts_are_part_of_a_program(mesh):
@@ -284,7 +331,8 @@ def test_low_precision_and_nothing_at_all(mesh):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs), strict=True)
 
 
-def test_a_small_result_of_something_large_is_not_made_on_one_device():
+@every_mesh
+def test_a_small_result_of_something_large_is_not_made_on_one_device(mesh):
     def make():
         @jax.jit
         def position(key):
@@ -294,5 +342,5 @@ def test_a_small_result_of_something_large_is_not_made_on_one_device():
 
     parts = _slices.cut(jax.make_jaxpr(make)())
     assert [eqn.primitive.name for eqn in parts.direct.eqns] == ["random_seed"]
-    made = ar.init(make, {"at": ()}, mesh=ar.make_mesh("data=8"), rules={})
+    made = ar.init(make, {"at": ()}, mesh=mesh, rules={})
     assert int(made["at"]) == int(jax.jit(make)()["at"])

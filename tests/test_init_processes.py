@@ -48,11 +48,12 @@ def run(script, processes, devices):
     return run_processes(PRELUDE + script, processes, devices, timeout=240)
 
 
-@COUNTS
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-def test_every_process_holds_its_shards(processes, devices, kind):
+@pytest.mark.parametrize(
+    ("processes", "devices", "types"), [(2, 4, "auto"), (4, 2, "explicit"), (2, 4, {"data": "explicit"})]
+)
+def test_every_process_holds_its_shards(processes, devices, types):
     script = f"""
-mesh = ar.make_mesh("data=4,model=2", axis_types={kind!r})
+mesh = ar.make_mesh("data=4,model=2", axis_types={types!r})
 options = dict(mesh=mesh, rules=rules)
 made = ar.init(make, names, args=(jax.random.key(0),), **options)
 assert_right(made, truth)
@@ -78,8 +79,8 @@ from jax.sharding import PartitionSpec as P
 whole = {"w": np.arange(8 * 16.0, dtype=np.float32).reshape(8, 16), "v": np.arange(24, dtype=np.int32),
          "u": np.ones((4, 4), np.float32), "none": None, "f": print}
 names = {"w": "embed mlp", "v": "mlp", "u": P(None, "data")}
-for sizes in ("data=4,model=2", "data=2,model=4", "model=8,data=1"):
-    mesh = ar.make_mesh(sizes)
+for sizes, types in (("data=4,model=2", "auto"), ("data=2,model=4", {"data": "explicit"}), ("model=8,data=1", "explicit")):
+    mesh = ar.make_mesh(sizes, axis_types=types)
     plan = ar.plan(whole, names, mesh=mesh, rules=rules)
     mine = dict(whole)
     for one, sharding in zip(plan.placements, plan.flat_shardings):

@@ -7,6 +7,7 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axis_types import AUTO_FIRST
 from jax.nn import initializers
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -28,11 +29,6 @@ ALL = {
     "orthogonal": initializers.orthogonal(),
     "delta": functools.partial(initializers.variance_scaling(1.0, "fan_in", "normal")),
 }
-
-
-@pytest.fixture(params=["auto", "explicit"])
-def mesh(request):
-    return ar.make_mesh("data=4,model=2", axis_types=request.param)
 
 
 @pytest.fixture
@@ -140,8 +136,8 @@ def test_raw_keys_work_as_typed_ones_do(mesh):
     np.testing.assert_array_equal(raw, typed)
 
 
-def test_a_hundred_layers_compile_once_per_shape_and_layout(compilations):
-    mesh = ar.make_mesh("data=4,model=2")
+@pytest.mark.parametrize("axis_types", AUTO_FIRST)
+def test_a_hundred_layers_compile_once_per_shape_and_layout(compilations, mesh):
     keys = list(jax.random.split(jax.random.key(0), 100))
     with jax.set_mesh(mesh), ar.map_logical_axis_names(RULES):
         for make in (initializers.lecun_normal, initializers.glorot_uniform):
@@ -197,14 +193,14 @@ def test_only_what_certainly_does_the_same_shares():
     assert key(np.zeros(3).fill) != key(np.ones(3).fill)
 
 
-def test_a_global_that_changes_makes_another_initializer():
+@pytest.mark.parametrize("axis_types", AUTO_FIRST)
+def test_a_global_that_changes_makes_another_initializer(mesh):
     def make():
         return lambda key, shape, dtype: helper(jnp.ones(shape, dtype))
 
     def nested():
         return lambda key, shape, dtype: jnp.full(shape, SCALE, dtype)
 
-    mesh = ar.make_mesh("data=8")
     with jax.set_mesh(mesh):
         for scale in (1.0, 2.0, 1.0):
             globals().update(SCALE=scale)
@@ -214,7 +210,8 @@ def test_a_global_that_changes_makes_another_initializer():
     assert behaviour(make(), []) == behaviour(make(), [])
 
 
-def test_functions_that_refer_to_themselves_are_compared():
+@pytest.mark.parametrize("axis_types", AUTO_FIRST)
+def test_functions_that_refer_to_themselves_are_compared(mesh):
     def make():
         def init(key, shape, dtype, depth=2):
             return jnp.ones(shape, dtype) if depth == 0 else init(key, shape, dtype, depth - 1)
@@ -223,11 +220,12 @@ def test_functions_that_refer_to_themselves_are_compared():
         return init
 
     assert behaviour(make(), []) == behaviour(make(), [])
-    with jax.set_mesh(ar.make_mesh("data=8")):
+    with jax.set_mesh(mesh):
         assert ar.with_logical_partitioning(make(), "a")(jax.random.key(0), (8,)).sum() == 8
 
 
-def test_a_retrace_runs_the_initializer_of_the_call():
+@pytest.mark.parametrize("axis_types", AUTO_FIRST)
+def test_a_retrace_runs_the_initializer_of_the_call(mesh):
     def make(value):
         def init(key, shape, dtype):
             return jnp.full(shape, value, dtype)
@@ -240,7 +238,7 @@ def test_a_retrace_runs_the_initializer_of_the_call():
 
     first, rebind = make(1.5)
     second, _ = make(1.5)
-    with jax.set_mesh(ar.make_mesh("data=8")):
+    with jax.set_mesh(mesh):
         ar.with_logical_partitioning(first, "a")(jax.random.key(0), (8,))
         rebind(7.0)
         raw = ar.with_logical_partitioning(second, "a")(jax.random.PRNGKey(0), (8,))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axis_types import AXIS_TYPES, mesh_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -152,7 +153,6 @@ def test_a_plan_of_odd_paths_survives_its_json(tree_and_names, rules, mesh, fill
 
 # Placement.
 
-KINDS = ["auto", "explicit", "mixed"]
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8", "uint32", "bool", "complex64"]
 LAYOUTS = {
     "contiguous": lambda a: a,
@@ -180,7 +180,7 @@ def reassembled(array):
     return whole
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("axis_types", AXIS_TYPES)
 @settings(max_examples=settings.default.max_examples // 5 + 1)  # of each kind
 @given(
     st.tuples(*[st.sampled_from([0, 1, 2, 3, 4, 8])] * 2),
@@ -192,7 +192,7 @@ def reassembled(array):
 @example(
     (8, 4), "float32", "contiguous", ar.Rules({"embed": ("x", "y")}), b"\xff\xff\xff\x7f\x01\x00\x80\x7f"
 )
-def test_any_bits_in_any_memory_layout_arrive_as_they_are(kind, shape, dtype, layout, rules, pattern):
+def test_any_bits_in_any_memory_layout_arrive_as_they_are(axis_types, shape, dtype, layout, rules, pattern):
     """NaNs with payloads, negative zeros, views with strides: the same bits in the shards."""
     dtype = jnp.dtype(dtype)
     count = math.prod(shape) * dtype.itemsize
@@ -200,7 +200,7 @@ def test_any_bits_in_any_memory_layout_arrive_as_they_are(kind, shape, dtype, la
     raw = raw & 1 if dtype.kind == "b" else raw
     source = LAYOUTS[layout](raw.copy().view(dtype).reshape(shape))
     before = bits_of(source)
-    mesh = ar.make_mesh(MESH, axis_types={"x": "explicit"} if kind == "mixed" else kind)
+    mesh = mesh_of(axis_types, MESH)
     placed = ar.shard_tree({"w": source}, {"w": "embed mlp"}, mesh=mesh, rules=rules, **LENIENT)["w"]
     assert (placed.shape, placed.dtype) == (source.shape, source.dtype)
     assert bits_of(reassembled(placed)) == before

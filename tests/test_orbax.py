@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from axis_types import AUTO_FIRST, in_turn, mesh_of
 from checkpoint_files import bits
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -41,8 +42,8 @@ def saved(tmp_path, tree):
     return tmp_path / "saved"
 
 
-def restore(path, mesh="data=2,model=4", names=TABLE, rules=RULES, **options):
-    found = mesh if not isinstance(mesh, str) else ar.make_mesh(mesh)
+def restore(path, mesh="data=2,model=4", names=TABLE, rules=RULES, axis_types="auto", **options):
+    found = mesh if not isinstance(mesh, str) else mesh_of(axis_types, mesh)
     return checkpoints.restore_orbax(path, names, mesh=found, rules=rules, **options)
 
 
@@ -58,11 +59,14 @@ def assert_same(found, tree):
             assert one == expected
 
 
-@pytest.mark.parametrize("mesh", ["data=4,model=2", "data=2,model=4", "data=8,model=1"])
-def test_a_checkpoint_is_restored_onto_another_mesh(saved, tree, mesh):
+@pytest.mark.parametrize(
+    ("sizes", "axis_types"), in_turn(["data=4,model=2", "data=2,model=4", "data=8,model=1"])
+)
+def test_a_checkpoint_is_restored_onto_another_mesh(saved, tree, sizes, axis_types):
+    mesh = mesh_of(axis_types, sizes)
     restored = restore(saved, mesh)
     assert_same(restored, tree)
-    plan = ar.plan(checkpoints.open(saved), TABLE, mesh=ar.make_mesh(mesh), rules=RULES)
+    plan = ar.plan(checkpoints.open(saved), TABLE, mesh=mesh, rules=RULES)
     for array, sharding in zip(jax.tree.leaves(restored), jax.tree.leaves(plan.shardings), strict=True):
         if isinstance(array, jax.Array):
             assert array.sharding == sharding
@@ -155,16 +159,19 @@ def test_what_was_saved_as_a_pytree_is_restored(tmp_path, tree):
     assert_same(restore(tmp_path / "saved"), tree)
 
 
-def test_optimizer_states_come_back_as_they_are(tmp_path):
+def test_optimizer_states_come_back_as_they_are(tmp_path, axis_types):
     optax = pytest.importorskip("optax")
     params = {"w": np.arange(32, dtype=np.float32).reshape(8, 4)}
     state = optax.adam(1e-3).init(params)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "saved", state)
     names = ar.NameTable({"**.w": "embed mlp"})
-    restored = restore(tmp_path / "saved", names=names, target=jax.eval_shape(lambda: state))
+    restored = restore(
+        tmp_path / "saved", names=names, target=jax.eval_shape(lambda: state), axis_types=axis_types
+    )
     assert jax.tree.structure(restored) == jax.tree.structure(state)
-    assert tuple(restored[0].mu["w"].sharding.spec) == ("data", "model")
+    mesh = mesh_of(axis_types, "data=2,model=4")
+    assert restored[0].mu["w"].sharding == NamedSharding(mesh, P("data", "model"))
 
 
 def test_modules_and_states_of_nnx_are_targets(tmp_path):
@@ -179,25 +186,30 @@ def test_modules_and_states_of_nnx_are_targets(tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", nnx.state(model))
         checkpointer.save(tmp_path / "pure", nnx.to_pure_dict(nnx.state(model)))
-    for saved in ("state", "pure"):
-        restored = restore(tmp_path / saved, names=names, target=other)
+    for saved, axis_types in (("state", "explicit"), ("pure", "mixed")):
+        restored = restore(tmp_path / saved, names=names, target=other, axis_types=axis_types)
         assert isinstance(restored, Model)
         assert bits(restored.up.kernel[...]) == bits(model.up.kernel[...])
+        mesh = mesh_of(axis_types, "data=2,model=4")
+        assert restored.up.kernel[...].sharding == NamedSharding(mesh, P("data", "model"))
         assert bits(other.up.kernel[...]) != bits(model.up.kernel[...])
         state = restore(tmp_path / saved, names=names, target=nnx.state(other))
         assert bits(state["up"]["kernel"][...]) == bits(model.up.kernel[...])
         assert tuple(state["up"]["kernel"][...].sharding.spec) == ("data", "model")
 
 
-def test_equinox_modules_are_targets(tmp_path):
+@pytest.mark.parametrize("axis_types", AUTO_FIRST)
+def test_equinox_modules_are_targets(tmp_path, axis_types):
     eqx = pytest.importorskip("equinox")
     model, other = (eqx.nn.Linear(8, 4, key=jax.random.key(seed)) for seed in (0, 1))
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "saved", eqx.filter(model, eqx.is_array))
     names = ar.NameTable({"weight": "mlp embed", "bias": "mlp"})
-    restored = restore(tmp_path / "saved", names=names, target=other)
+    restored = restore(tmp_path / "saved", names=names, target=other, axis_types=axis_types)
     assert bits(restored.weight) == bits(model.weight)
-    assert restored.weight.sharding == NamedSharding(ar.make_mesh("data=2,model=4"), P("model", "data"))
+    assert restored.weight.sharding == NamedSharding(
+        mesh_of(axis_types, "data=2,model=4"), P("model", "data")
+    )
 
 
 def test_a_damaged_checkpoint_is_told(saved):

@@ -12,22 +12,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from axis_types import AXIS_TYPES, mesh_of
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import axisrules as ar
 
 RULES = {"embed": "data", "mlp": "model"}
-KINDS = ["auto", "explicit", "mixed"]
-
-
-def mesh_of(kind, axes="data=4,model=2"):
-    return ar.make_mesh(axes, axis_types={"data": "explicit"} if kind == "mixed" else kind)
-
-
-@pytest.fixture(params=KINDS)
-def mesh(request):
-    return mesh_of(request.param)
 
 
 def values(*shape, dtype=np.float32):
@@ -63,8 +54,8 @@ def test_mesh_and_rules_may_be_active(mesh):
         assert_placed(ar.shard_tree(params(), NAMES), mesh)
 
 
-@pytest.mark.parametrize("before", KINDS)
-@pytest.mark.parametrize("after", KINDS)
+@pytest.mark.parametrize("before", AXIS_TYPES)
+@pytest.mark.parametrize("after", AXIS_TYPES)
 def test_arrays_go_from_any_kind_of_mesh_to_any_other_and_carry_the_planned_sharding(before, after):
     placed = ar.shard_tree(params(), NAMES, mesh=mesh_of(before), rules=RULES)
     moved = ar.shard_tree(placed, NAMES, mesh=mesh_of(after), rules=RULES)
@@ -73,10 +64,11 @@ def test_arrays_go_from_any_kind_of_mesh_to_any_other_and_carry_the_planned_shar
         assert float(jax.jit(lambda tree: tree["up"].sum())(moved)) == values(8, 4).sum()
 
 
+@pytest.mark.parametrize("after", AXIS_TYPES)
 @pytest.mark.parametrize("axes", ["data=2,model=4", "data=8,model=1", "data=2,model=2", "data=1,model=1"])
-def test_a_live_tree_moves_to_another_mesh_and_to_fewer_devices(mesh, axes):
+def test_a_live_tree_moves_to_another_mesh_and_to_fewer_devices(mesh, axes, after):
     placed = ar.shard_tree(params(), NAMES, mesh=mesh, rules=RULES)
-    other = mesh_of("auto", axes)
+    other = mesh_of(after, axes)
     assert_placed(ar.shard_tree(placed, NAMES, mesh=other, rules=RULES), other)
 
 
@@ -91,10 +83,9 @@ def pointers(array):
 
 
 @pytest.mark.parametrize("given", [P("data"), P(("data",), None)])
-def test_an_equivalent_layout_moves_no_byte_yet_carries_the_planned_sharding(given):
-    mesh = mesh_of("auto")
+def test_an_equivalent_layout_moves_no_byte_yet_carries_the_planned_sharding(given, mesh):
     array = jax.device_put(values(8, 4), NamedSharding(mesh, given))
-    for target in (mesh, mesh_of("explicit")):
+    for target in map(mesh_of, AXIS_TYPES):
         placed = ar.shard_tree(array, "embed _", mesh=target, rules=RULES)
         assert placed.sharding == NamedSharding(target, P("data", None))
         assert pointers(placed) == pointers(array)
@@ -123,29 +114,27 @@ def test_abstract_leaves_get_their_sharding(mesh):
     "dtype",
     [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4, np.bool_, np.int8, np.complex64, ">f4"],
 )
-def test_dtypes_survive(dtype):
+def test_dtypes_survive(dtype, mesh):
     source = values(8, 4, dtype=np.int8).astype(dtype)
-    placed = ar.shard_tree(source, "embed mlp", mesh=mesh_of("auto"), rules=RULES)
+    placed = ar.shard_tree(source, "embed mlp", mesh=mesh, rules=RULES)
     assert np.asarray(placed).tobytes() == source.astype(source.dtype.newbyteorder("=")).tobytes()
 
 
-def test_64_bit_integers_that_fit_are_placed_by_value():
-    placed = ar.shard_tree(
-        np.array([2**31 - 1, -(2**31)]), None, mesh=mesh_of("auto"), rules=RULES, unnamed="replicate"
-    )
+def test_64_bit_integers_that_fit_are_placed_by_value(mesh):
+    placed = ar.shard_tree(np.array([2**31 - 1, -(2**31)]), None, mesh=mesh, rules=RULES, unnamed="replicate")
     assert placed.dtype == np.int32
     np.testing.assert_array_equal(np.asarray(placed), [2**31 - 1, -(2**31)])
 
 
-def test_dtype_casts_on_the_way():
+def test_dtype_casts_on_the_way(mesh):
     tree = {"host": values(8, 4, dtype=np.float64), "live": jnp.ones((8, 4)), "n": values(8, dtype=np.int8)}
     names = {"host": "embed mlp", "live": "embed mlp", "n": None}
-    placed = ar.shard_tree(tree, names, mesh=mesh_of("auto"), rules=RULES, dtype="bfloat16")
+    placed = ar.shard_tree(tree, names, mesh=mesh, rules=RULES, dtype="bfloat16")
     assert [str(a.dtype) for a in placed.values()] == ["bfloat16", "bfloat16", "int8"]
-    assert placed["live"].sharding == NamedSharding(mesh_of("auto"), P("data", "model"))
+    assert placed["live"].sharding == NamedSharding(mesh, P("data", "model"))
 
 
-def test_memory_maps_and_views_are_placed(tmp_path):
+def test_memory_maps_and_views_are_placed(tmp_path, mesh):
     source = np.memmap(tmp_path / "w.bin", np.float32, "w+", shape=(8, 4))
     source[:] = values(8, 4)
     tree = {
@@ -154,15 +143,13 @@ def test_memory_maps_and_views_are_placed(tmp_path):
         "turned": values(4, 8).T,
         "flipped": values(8, 4)[::-1],
     }
-    placed = ar.shard_tree(tree, dict.fromkeys(tree, "embed mlp"), mesh=mesh_of("auto"), rules=RULES)
+    placed = ar.shard_tree(tree, dict.fromkeys(tree, "embed mlp"), mesh=mesh, rules=RULES)
     for name, host in tree.items():
         np.testing.assert_array_equal(np.asarray(placed[name]), host)
 
 
-def test_memory_kinds_are_honoured():
-    placed = ar.shard_tree(
-        values(8, 4), "embed mlp", mesh=mesh_of("auto"), rules=RULES, memory_kind="pinned_host"
-    )
+def test_memory_kinds_are_honoured(mesh):
+    placed = ar.shard_tree(values(8, 4), "embed mlp", mesh=mesh, rules=RULES, memory_kind="pinned_host")
     assert placed.sharding.memory_kind == "pinned_host"
 
 
@@ -180,17 +167,17 @@ def at_offset(shape, offset):
 @pytest.mark.parametrize("offset", [0, 4, 16, 32, 64, 96])
 @pytest.mark.parametrize("shape", [(8, 8), (64, 32), (512, 256), (4, 20, 64), (1, 4096)])
 @pytest.mark.parametrize("names", ["embed", "_", "embed mlp", "_ mlp", "all"])
-def test_a_result_never_shares_memory_with_a_host_array(offset, shape, names):
+def test_a_result_never_shares_memory_with_a_host_array(offset, shape, names, mesh):
     source = at_offset(shape, offset)
     rules = ar.Rules(RULES | {"all": ("data", "model")})
-    placed = ar.shard_tree(source, f"{names} ...", mesh=mesh_of("auto"), rules=rules, indivisible="next")
+    placed = ar.shard_tree(source, f"{names} ...", mesh=mesh, rules=rules, indivisible="next")
     source[:] = 1
     assert not np.asarray(placed).any()
 
 
-def test_a_strided_view_whose_shards_are_contiguous_is_not_shared_either():
+def test_a_strided_view_whose_shards_are_contiguous_is_not_shared_either(mesh):
     source = at_offset((4, 64), 0)[:, :16]
-    placed = ar.shard_tree(source, "embed _", mesh=mesh_of("auto"), rules=RULES)
+    placed = ar.shard_tree(source, "embed _", mesh=mesh, rules=RULES)
     source[:] = 1
     assert not np.asarray(placed).any()
 
@@ -311,7 +298,7 @@ def test_modules_come_back_as_new_modules(mesh):
     assert placed.w.sharding == NamedSharding(mesh, P("data"))
 
 
-def test_an_interrupt_in_the_middle_leaves_the_source_whole(monkeypatch):
+def test_an_interrupt_in_the_middle_leaves_the_source_whole(monkeypatch, mesh):
     tree, real = params(), jax.device_put
     before = [leaf.copy() for leaf in jax.tree.leaves(tree)]
 
@@ -323,12 +310,12 @@ def test_an_interrupt_in_the_middle_leaves_the_source_whole(monkeypatch):
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process may start without one
     try:
         with pytest.raises(KeyboardInterrupt):
-            ar.shard_tree(tree, NAMES, mesh=mesh_of("auto"), rules=RULES)
+            ar.shard_tree(tree, NAMES, mesh=mesh, rules=RULES)
     finally:
         signal.signal(signal.SIGINT, handler)
     monkeypatch.undo()
     assert all(map(np.array_equal, before, jax.tree.leaves(tree)))
-    assert_placed(ar.shard_tree(tree, NAMES, mesh=mesh_of("auto"), rules=RULES), mesh_of("auto"))
+    assert_placed(ar.shard_tree(tree, NAMES, mesh=mesh, rules=RULES), mesh)
 
 
 TWO_PROCESSES = """
@@ -342,17 +329,20 @@ jax.distributed.initialize(sys.argv[2], 2, process)
 import numpy as np
 import axisrules as ar
 
-source = np.arange(4096 * 64, dtype=np.float32).reshape(4096, 64) + process  # never compared
-placed = ar.shard_tree(
-    {"w": source, "n": np.int64(3)}, {"w": "embed _"}, mesh=ar.make_mesh("data=8"), rules={"embed": "data"}
-)
-assert len(placed["w"].addressable_shards) == 4
-for shard in placed["w"].addressable_shards:
-    assert shard.data.shape == (512, 64)
-    np.testing.assert_array_equal(np.asarray(shard.data), source[shard.index])
-source[:] = -1
-assert all(np.asarray(s.data).min() >= 0 for s in placed["w"].addressable_shards)
-assert placed["n"].sharding.is_fully_replicated
+for types in ("auto", "explicit", {"data": "explicit"}):
+    mesh = ar.make_mesh("data=8,model=1", axis_types=types)
+    source = np.arange(4096 * 64, dtype=np.float32).reshape(4096, 64) + process  # never compared
+    placed = ar.shard_tree(
+        {"w": source, "n": np.int64(3)}, {"w": "embed _"}, mesh=mesh, rules={"embed": "data"}
+    )
+    assert placed["w"].sharding.mesh == mesh
+    assert len(placed["w"].addressable_shards) == 4
+    for shard in placed["w"].addressable_shards:
+        assert shard.data.shape == (512, 64)
+        np.testing.assert_array_equal(np.asarray(shard.data), source[shard.index])
+    source[:] = -1
+    assert all(np.asarray(s.data).min() >= 0 for s in placed["w"].addressable_shards)
+    assert placed["n"].sharding.is_fully_replicated
 print("process", process, "ok")
 """
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axis_types import AUTO_FIRST, AXIS_TYPES
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -24,9 +25,13 @@ from axisrules._compat import enable_x64
 RULES = {"batch": "data"}
 
 
-@pytest.fixture
-def mesh():
-    return ar.make_mesh("data=4,model=2")
+@pytest.fixture(params=AUTO_FIRST)
+def axis_types(request):
+    """Where a test is about the thread, which knows nothing of meshes, Auto axes do at first."""
+    return request.param
+
+
+every_mesh = pytest.mark.parametrize("axis_types", AXIS_TYPES)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +61,7 @@ def loader(count=None, size=8):
 
 
 def steps(batches):
-    return [int(batch["x"][0, 0]) for batch in batches]
+    return [int(np.asarray(batch["x"])[0, 0]) for batch in batches]
 
 
 def run(batches, mesh, names="batch _", **options):
@@ -69,9 +74,8 @@ def test_all_batches_come_in_order(mesh, size, count):
     assert steps(run(loader(count), mesh, size=size)) == list(range(count))
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-def test_batches_lie_where_the_rules_say(kind):
-    mesh = ar.make_mesh("data=4,model=2", axis_types=kind)
+@every_mesh
+def test_batches_lie_where_the_rules_say(mesh):
     (batch,) = run(loader(1), mesh)
     assert batch["x"].sharding == NamedSharding(mesh, P("data", None))
 
@@ -203,17 +207,21 @@ def test_no_kind_of_error_is_lost(mesh, error):
         next(batches)
 
 
+@every_mesh
 def test_padding_gives_a_mask_with_every_batch(mesh):
     batches = [*loader(2), *loader(1, size=6)]
-    masks = [np.asarray(mask).sum() for _, mask in run(batches, mesh, remainder="pad")]
-    assert masks == [8, 8, 6]
+    masks = [mask for _, mask in run(batches, mesh, remainder="pad")]
+    assert [np.asarray(mask).sum() for mask in masks] == [8, 8, 6]
+    assert {mask.sharding for mask in masks} == {NamedSharding(mesh, P("data"))}
 
 
+@every_mesh
 def test_dropping_leaves_out_a_batch_of_which_nothing_is_left(mesh):
     batches = [*loader(2), *loader(1, size=6), *loader(1, size=3), *loader(1)]
     assert [batch["x"].shape[0] for batch in run(batches, mesh, remainder="drop")] == [8, 8, 4, 8]
 
 
+@every_mesh
 def test_the_thread_has_the_mesh_the_rules_and_x64_of_the_caller(mesh):
     seen = []
 
@@ -230,6 +238,7 @@ def test_the_thread_has_the_mesh_the_rules_and_x64_of_the_caller(mesh):
     assert seen == [(ar.Rules(RULES), mesh.axis_names), jnp.int64]
 
 
+@every_mesh
 def test_what_is_active_later_changes_nothing(mesh):
     batches = run(loader(6), mesh, size=1)
     next(batches)
@@ -258,6 +267,7 @@ def test_unknown_names_warn_once_where_the_batches_are_used(mesh):
     assert caught[0].filename == __file__
 
 
+@every_mesh
 def test_the_loader_may_use_one_buffer_for_all_batches(mesh):
     def reusing():
         buffer, host = np.zeros((8, 2), np.float32), np.zeros(2)
@@ -385,9 +395,7 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(mesh):
 
 def test_many_iterators_at_once_do_not_mix(mesh):
     many = [run(loader(5), mesh) for _ in range(4)]
-    assert [[int(batch["x"][0, 0]) for batch in row] for row in zip(*many, strict=True)] == [
-        [step] * 4 for step in range(5)
-    ]
+    assert [steps(row) for row in zip(*many, strict=True)] == [[step] * 4 for step in range(5)]
 
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "del batches"])

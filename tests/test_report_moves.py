@@ -2,7 +2,9 @@
 
 import jax
 import numpy as np
-from hypothesis import given
+import pytest
+from axis_types import AXIS_TYPES, mesh_of
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -127,10 +129,14 @@ def test_bytes_of_a_diff_are_those_of_its_leaves_and_none_without_a_change(
     assert str(found)
 
 
+@pytest.mark.parametrize("axis_types", AXIS_TYPES)
 @given(tree_and_names=trees(), before=rules, after=rules)
-def test_moved_bytes_equal_those_counted_by_placing_a_tree_for_real(tree_and_names, before, after):
+@settings(max_examples=settings.default.max_examples // 3 + 1)  # of each kind
+def test_moved_bytes_equal_those_counted_by_placing_a_tree_for_real(
+    axis_types, tree_and_names, before, after
+):
     tree, names = tree_and_names
-    mesh = ar.make_mesh("x=2,y=4,z=1")
+    mesh = mesh_of(axis_types, "x=2,y=4,z=1")
     placed = [ar.shard_tree(tree, names, mesh=mesh, rules=some, **LENIENT) for some in (before, after)]
     counted_bytes = 0
     for old, new in zip(*map(jax.tree.leaves, placed), strict=True):

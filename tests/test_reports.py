@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from axis_types import AXIS_TYPES, mesh_of
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -81,9 +82,14 @@ def spec_of(entries):
     )
 
 
-def mesh_of(one):
-    types = {axis: kind.lower() for axis, kind in one.get("mesh_axis_types", {}).items()}
-    return ar.make_mesh(one["mesh"], axis_types=types) if one["mesh"] else {}
+def meshes_of(one):
+    """The mesh of a report, and where it states no axis types, one of every kind, that of Auto axes first."""
+    if not one["mesh"]:
+        return [{}]
+    if "mesh_axis_types" in one:
+        types = {axis: kind.lower() for axis, kind in one["mesh_axis_types"].items()}
+        return [ar.make_mesh(one["mesh"], axis_types=types)]
+    return [mesh_of(axis_types, one["mesh"]) for axis_types in AXIS_TYPES]
 
 
 def perform(one, run):
@@ -102,12 +108,13 @@ def perform(one, run):
     plan.check(max_replicated=replicated)
     specs = {placement.path: placement.spec for placement in plan.placements}
     if one["call"] == "shard_tree":
-        placed(one, params, names, rules, options, plan)
+        for mesh in meshes_of(one):
+            placed(one, params, names, rules, options, plan, mesh)
+            params, names = params_and_names(one)  # what was donated is gone
     return specs, plan
 
 
-def placed(one, params, names, rules, options, plan):
-    mesh = mesh_of(one)
+def placed(one, params, names, rules, options, plan, mesh):
     result = ar.shard_tree(params, names, mesh=mesh, rules=rules, **options)
     leaves = {
         "/".join(str(k.key) for k in key): value
@@ -128,7 +135,7 @@ def placed(one, params, names, rules, options, plan):
 
 def born(one, run, params, names, rules, options):
     """Specs of the parameters that `init` makes, and of the optimizer state that it makes of them."""
-    mesh = mesh_of(one)
+    mesh = meshes_of(one)[0]
 
     def make():
         return jax.tree.map(lambda x: jax.random.normal(jax.random.key(0), x.shape).astype(x.dtype), params)

@@ -312,9 +312,8 @@ def laid_out(x):
     return ar.constrain(x, "batch embed", unmapped="replicate")
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-def test_a_jitted_function_is_traced_again_under_other_rules_and_not_under_the_first_again(kind):
-    mesh, traced = ar.make_mesh("data=4,model=2", axis_types=kind), []
+def test_a_jitted_function_is_traced_again_under_other_rules_and_not_under_the_first_again(mesh):
+    traced = []
 
     @jax.jit
     def function(x):
@@ -345,8 +344,7 @@ def test_equal_rules_share_a_trace():
     assert traced == [rules(A)]
 
 
-def test_a_block_inside_a_trace_works():
-    mesh = ar.make_mesh("data=4,model=2")
+def test_a_block_inside_a_trace_works(mesh):
 
     @jax.jit
     def function(x):

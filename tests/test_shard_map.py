@@ -14,12 +14,6 @@ import axisrules as ar
 RULES = ar.Rules({"batch": "data", "embed": "model", "feature": None})
 
 
-@pytest.fixture(params=["auto", "explicit", "mixed"])
-def mesh(request):
-    kind = {"data": "explicit"} if request.param == "mixed" else request.param
-    return ar.make_mesh("data=4,model=2", axis_types=kind)
-
-
 def values(*shape):
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
@@ -73,8 +67,7 @@ def test_trees_in_and_out(mesh, how):
     np.testing.assert_array_equal(np.asarray(second["sum"]), x.sum(1))
 
 
-def test_only_the_named_axes_are_manual():
-    mesh = ar.make_mesh("data=4,model=2")
+def test_only_the_named_axes_are_manual(mesh):
 
     @partial(ar.shard_map, in_names="batch embed", out_names="batch embed", rules=RULES, axis_names={"data"})
     def double(block):
@@ -113,10 +106,12 @@ def test_what_does_not_fit_is_in_one_error():
         ("batch", {"batch": ("data", "model")}, (12,), {"indivisible": "partial"}),
     ],
 )
-def test_results_are_laid_out_as_arguments_of_their_names_where_sizes_decide(names, rules, shape, options):
+def test_results_are_laid_out_as_arguments_of_their_names_where_sizes_decide(
+    names, rules, shape, options, mesh
+):
     same = ar.shard_map(lambda x: x, in_names=names, out_names=names, rules=rules, **options)
     x = values(*shape)
-    with jax.set_mesh(ar.make_mesh("data=4,model=2")):
+    with jax.set_mesh(mesh):
         np.testing.assert_array_equal(np.asarray(same(x)), x)
 
 
@@ -128,12 +123,12 @@ def test_a_name_without_a_rule_warns():
         function(values(8, 8))
 
 
-def test_shard_maps_nest():
+def test_shard_maps_nest(mesh):
     inner = ar.shard_map(lambda x: x + 1, in_names="batch embed", out_names="batch embed", rules=RULES)
     outer = ar.shard_map(
         inner, in_names="batch embed", out_names="batch embed", rules=RULES, axis_names={"data"}
     )
-    with jax.set_mesh(ar.make_mesh("data=4,model=2")):
+    with jax.set_mesh(mesh):
         np.testing.assert_array_equal(np.asarray(jax.jit(outer)(values(8, 8))), values(8, 8) + 1)
 
 
@@ -153,8 +148,7 @@ def test_mesh_and_rules_are_needed():
         function(values(8))
 
 
-def test_gradients_go_through():
-    mesh = ar.make_mesh("data=4,model=2")
+def test_gradients_go_through(mesh):
     square = ar.shard_map(lambda x: x**2, in_names="batch embed", out_names="batch embed", rules=RULES)
     with jax.set_mesh(mesh):
         gradient = jax.jit(jax.grad(lambda x: square(x).sum()))(jnp.asarray(values(8, 8)))

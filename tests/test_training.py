@@ -1,5 +1,6 @@
 """A GPT in three forms, trained on 8 devices under three layouts, does what it does on one device."""
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -8,10 +9,12 @@ import gpt
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from axis_types import AXIS_TYPES, mesh_of
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import axisrules as ar
+from axisrules._layout import only_axes
 from axisrules._trees import flatten
 
 optax = pytest.importorskip("optax")
@@ -191,34 +194,57 @@ def check_parameters(params, form, layout):
 
 
 @cache
-def born(form, layout):
+def born(form, layout, axis_types):
     """A model that is born sharded, and where that was."""
     form, layout = FORMS[form](), LAYOUTS[layout]
-    where = {"mesh": ar.make_mesh(layout.mesh), "rules": layout.rules, "indivisible": "next"}
+    where = {"mesh": mesh_of(axis_types, layout.mesh), "rules": layout.rules, "indivisible": "next"}
     return form, ar.init(form.make, form.names, **where), where
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", FORMS)
-def test_training_goes_as_on_one_device(form, layout, optimizer, compiled):
+def typed(compute, mesh, params, state):
+    """What computes a step; on Explicit axes the model would have to say how each of its products lies."""
+    explicit = [
+        a for a, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit
+    ]
+    if not explicit:
+        return compute
+    specs = jax.tree.map(lambda array: only_axes(array.sharding.spec, explicit), (params, state))
+    return jax.sharding.auto_axes(compute, out_sharding=(*specs, P()))
+
+
+def cases():
+    """Of Explicit and mixed axes the plain form on both axes; everything else on them is slow."""
+    for one in itertools.product(FORMS, LAYOUTS, OPTIMIZERS, AXIS_TYPES):
+        quick = one[3] == "auto" or one[:3] == ("plain", "fsdp with tensor parallel", "adamw")
+        yield pytest.param(*one, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("form", "layout", "optimizer", "axis_types"), list(cases()))
+def test_training_goes_as_on_one_device(form, layout, optimizer, axis_types, compiled):
     expected = losses_of_one_device(optimizer)
-    form, model, where = born(form, layout)
+    form, model, where = born(form, layout, axis_types)
     (params, join), tx = form.split(model), OPTIMIZERS[optimizer]()
     state_names = ar.state_names(jax.eval_shape(tx.init, params), params, form.names)
     state = ar.init(lambda: tx.init(params), state_names, **where)
     check_parameters(params, form, LAYOUTS[layout])
     check_moments(state, ar.plan(params, form.names, **where), **where)
 
+    def compute(*args):
+        return update(tx, lambda p, b: form.loss(join(p), b), *args)
+
+    compute = typed(compute, where["mesh"], params, state)
+
     @jax.jit
     def training_step(params, state, batch):
-        params, state, value = update(tx, lambda p, b: form.loss(join(p), b), params, state, batch)
+        params, state, value = compute(params, state, batch)
         constrain = lambda tree, names: ar.constrain(tree, names, **where)  # noqa: E731
         return constrain(params, form.names), constrain(state, state_names), value
 
     losses, before = [], (params, state)
     for batch in gpt.batches(STEPS):
-        params, state, value = training_step(params, state, ar.shard_batch(batch, "batch length", **where))
+        with jax.set_mesh(where["mesh"]):
+            placed = ar.shard_batch(batch, "batch length", **where)
+            params, state, value = training_step(params, state, placed)
         check_layouts((params, state), before)
         losses.append(float(value))
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-4)

@@ -18,8 +18,10 @@ from axisrules._errors import LeafError
 from axisrules.cost._hardware import Hardware, HardwareLike, as_hardware
 
 _GRAIN = 512  # bytes to which every buffer of a TPU is rounded
-SOURCE_PADDED = "tile padding as found in what the compiler of TPU v5e gives arrays (libtpu 0.0.42)"
-SOURCE_PLAIN = "elements times bytes of an element, as CPU and GPU hold arrays"
+_READ_OFF = "v5e"  # the TPU whose compiler was asked what it gives an array
+_PADDED = "tile padding as found in what the compiler of TPU v5e gives arrays (libtpu 0.0.42)"
+_ASSUMED = "tile padding as the compiler of TPU v5e gives arrays (libtpu 0.0.42), assumed for {} too"
+_PLAIN = "elements times bytes of an element, as CPU and GPU hold arrays"
 
 
 def array_bytes(shape: Sequence[int], dtype: Any, hardware: HardwareLike = None) -> int:
@@ -41,6 +43,13 @@ def array_bytes(shape: Sequence[int], dtype: Any, hardware: HardwareLike = None)
         (24576, 32768)
     """
     return shard_bytes(_shape(shape), _dtype(dtype), as_hardware(hardware))
+
+
+def source_of(chip: Hardware | None) -> str:
+    """Where the bytes of an array come from."""
+    if chip is None or chip.tile is None:
+        return _PLAIN
+    return _PADDED if chip.topology == _READ_OFF else _ASSUMED.format(chip.name)
 
 
 @lru_cache(maxsize=65_536)
@@ -110,9 +119,12 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _dtype(dtype: Any) -> Any:
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) if not isinstance(dtype, str) else False:
+    if dtype is not None and not isinstance(dtype, str) and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return dtype
     try:
-        return jnp.dtype(dtype)
-    except TypeError as cause:
-        raise LeafError(f"{dtype!r} is no dtype", fix='give one like "bfloat16".') from cause
+        found = None if dtype is None else jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not (found == np.bool_ or jnp.issubdtype(found, jnp.number)):
+        raise LeafError(f"{dtype!r} is no dtype of an array", fix='give one like "bfloat16".')
+    return found

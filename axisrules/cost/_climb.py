@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from axisrules import presets
 from axisrules._rules import MeshAxes, Rules
 from axisrules._text import format_axes
-from axisrules.cost._search import Layout, Pairs, Pricer, Score, as_pairs
+from axisrules.cost._search import CLOSE, Layout, Pairs, Pricer, Score, as_pairs
 
 # Splitting these moves activations that no plan shows: every score would be a sum.
 _WHOLE = {"layers", "kv", "kv_head_dim"}
@@ -62,10 +62,13 @@ class Search:
         pinned = {name for name, _ in fixed}
         self.free = [name for name in pricer.names if name not in pinned]
         self.of_data = [axis for axis in self.split if axis in _DATA] or self.split[:1]
+        # What no name splits is gathered over the batch axes; without these, what it moves is unknown.
+        of_batch = [axes for axes in self.subsets if set(self.of_data) <= set(axes)]
+        self.fills = [(), *filter(None, of_batch)]
         kept = _WHOLE | pricer.facts.stacks
         self.options = {name: self._options(name) for name in self.free if name not in kept}
         if pricer.batch not in pinned:
-            self.options[pricer.batch] = [axes for axes in self.subsets if set(self.of_data) <= set(axes)]
+            self.options[pricer.batch] = of_batch
 
     def _options(self, name: str) -> list[tuple[str, ...]]:
         """The axes that could split a dimension of that name."""
@@ -113,6 +116,10 @@ class Search:
             found[f"tensor_parallel over {label}"] = presets.tensor_parallel(model, data=data)
             found[f"fsdp_tensor_parallel over {label}"] = presets.fsdp_tensor_parallel(data, model)
             found[f"sequence_parallel over {label}"] = presets.sequence_parallel(data, model)
+        for expert in dict.fromkeys([*((axis,) for axis in others), tuple(self.of_data)]) if data else ():
+            rest = tuple(axis for axis in others if axis not in expert) or None
+            label = f"expert_parallel over {format_axes(expert)}"
+            found[label] = presets.expert_parallel(data, rest, expert)
         if self.pricer.batch != "batch":
             found = {label: self._renamed(rules) for label, rules in found.items()}
         return found
@@ -149,7 +156,7 @@ class Search:
     def neighbours(self, layout: Layout) -> Iterator[Layout]:
         """Layouts in which the rules of one name, or what is filled, are others."""
         pairs = layout.pairs
-        for axes in self.subsets:
+        for axes in self.fills:
             if axes != layout.fill:
                 yield Layout(pairs, axes)
         for name, options in self.options.items():
@@ -164,32 +171,48 @@ class Search:
                     if (name, axes) not in pairs:
                         yield Layout((*pairs, (name, axes)), layout.fill)
 
-    def climb(self, layout: Layout) -> Layout:
-        """Changes one rule after another, as long as that helps and there is time."""
+    def explore(self, starts: Sequence[Layout], rivals: Sequence[Score]) -> None:
+        """Climbs from every start, the best of which comes first.
+
+        A rival of which no plan can tell the traffic is beaten by waste alone, so that more of it helps
+        nothing: a climb that begins with as little keeps to it.
+        """
+        fits = self.score(starts[0]).fits
+        unknown = [rival.waste for rival in rivals if rival.seconds is None and rival.fits == fits]
+        most = min(unknown, default=math.inf) * (1 + CLOSE) if self.pricer.chip is not None else math.inf
+        for start in starts:
+            self.climb(start, most if self.score(start).waste <= most else math.inf)
+
+    def climb(self, layout: Layout, most: float = math.inf) -> Layout:
+        """Changes one rule after another, as long as that helps and there is time.
+
+        Args:
+            layout: Where it begins.
+            most: The waste that no change may exceed.
+        """
         better = True
         while better:
             better = False
             for candidate in self.neighbours(layout):
                 if time.monotonic() > self.deadline:
                     return layout
-                if self.score(candidate).key < self.score(layout).key:
+                then = self.score(candidate)
+                if then.key < self.score(layout).key and then.waste <= most:
                     layout, better = candidate, True
                     break
         return layout
 
     def winner(self, rivals: Sequence[Score]) -> Layout:
-        """The best of all that was tried, which no rival beats.
+        """The best of all that was tried, which no rival beats, if possible not by the least bit.
 
         Where a plan cannot tell the traffic, waste decides, so that "better" may run in circles:
-        then the best of those is taken that waste no more than the rivals without a number.
+        then no rival is to beat it in what the objective names, at least.
         """
-        unknown = [rival.waste for rival in rivals if rival.seconds is None] or [math.inf]
-        modest = {one: score for one, score in self.scores.items() if score.waste <= min(unknown)}
-        for among in (self.scores, modest):
-            found = _best(among)
-            if found is not None and not any(rival.beats(self.scores[found]) for rival in rivals):
-                return found
-        return min(self.scores, key=lambda one: self.scores[one].key)
+        level = {one: own for one, own in self.scores.items() if not any(r.excels(own) for r in rivals)}
+        unbeaten = {one: own for one, own in level.items() if not any(r.beats(own) for r in rivals)}
+        strict = {one: own for one, own in unbeaten.items() if not any(r.excels(own, 0.0) for r in rivals)}
+        among = strict or unbeaten or level or self.scores
+        return min(among, key=lambda one: among[one].key)
 
     def ranked(self, count: int) -> list[Layout]:
         """The best few of all that was tried, no two with the same score."""
@@ -212,10 +235,6 @@ class Search:
             then = Layout(now.pairs, after.fill)
             gain = _gain(self.score(now), self.score(then))
             yield Change("fill", (now.fill,), (after.fill,), self.score(then), gain)
-
-
-def _best(scores: Mapping[Layout, Score]) -> Layout | None:
-    return min(scores, key=lambda one: scores[one].key, default=None)
 
 
 def _axes(pairs: Pairs, name: str) -> tuple[tuple[str, ...], ...]:

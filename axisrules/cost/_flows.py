@@ -1,8 +1,7 @@
 """What moves, and over which mesh axes: the model of data parallelism that a plan allows.
 
-Owns the facts that names tell of a tree: weights that the batch axes split are gathered, gradients
-are summed over the batch axes. Where a plan cannot tell, it gives the reason. Activations are not
-in it.
+Owns that model: weights that the batch axes split are gathered, gradients are summed over the batch
+axes. Where a plan cannot tell, it gives the reason. Activations are not in it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from axisrules._errors import UnknownNameError
 from axisrules._plan import Placement
@@ -19,64 +17,11 @@ from axisrules._rules import Rules
 from axisrules._text import did_you_mean, format_axes
 from axisrules.cost._collective import wire_bytes
 from axisrules.cost._hardware import Hardware
+from axisrules.cost._kinds import Facts, Kind, facts
 from axisrules.cost._moves import SOURCE, Move, Traffic
-from axisrules.cost._rows import is_inexact
 
 _IDLE = "nothing uses"
 _SEQUENCE = re.compile(r"seq|length")
-
-
-class Kind(NamedTuple):
-    """Equal arrays: the first, how many, and whether a layer holds one each."""
-
-    one: Placement
-    copies: int
-    repeated: bool
-
-
-def kinds(placements: Iterable[Placement]) -> list[Kind]:
-    """Placements by kind: alike but for numbers in their paths; only of what has gradients."""
-    alike: dict[tuple[int, object, str], list[Placement]] = {}
-    for one in placements:
-        if is_inexact(one.dtype):
-            key = (id(one.resolution), one.dtype, re.sub(r"\d+", "#", one.path))
-            alike.setdefault(key, []).append(one)
-    stacks = stack_names([some[0] for some in alike.values()])
-    return [
-        Kind(some[0], len(some), len(some) > 1 or not stacks.isdisjoint(some[0].names))
-        for some in alike.values()
-    ]
-
-
-class Facts(NamedTuple):
-    """What names alone tell of a tree.
-
-    Attributes:
-        stacks: The names of axes of stacked layers.
-        rows: The names of the rows of tables, which are looked up and never contracted.
-        last: The names that stand last in an array.
-    """
-
-    stacks: frozenset[str]
-    rows: frozenset[str]
-    last: frozenset[str | None]
-
-
-def facts(found: Sequence[Kind]) -> Facts:
-    """What the names of a tree tell.
-
-    A table stands outside the layers and is taller than wide; the name of its rows is borne by
-    nothing inside the layers.
-    """
-    stacks = stack_names([kind.one for kind in found])
-    inside = {name for kind in found if kind.repeated for name in kind.one.names}
-    rows = {
-        kind.one.names[0]
-        for kind in found
-        if not kind.repeated and len(kind.one.shape) == 2 and kind.one.shape[0] > kind.one.shape[1]
-    }
-    last = frozenset(kind.one.names[-1] for kind in found if len(kind.one.names) > 1)
-    return Facts(frozenset(stacks), frozenset(name for name in rows - inside if name is not None), last)
 
 
 def of_kinds(
@@ -233,6 +178,11 @@ class _Work:
                     continue
                 if dim.name in self.facts.stacks:
                     yield axis, f"{dim.name!r}, the axis of stacked layers, is split over it ({one.path})"
+                elif axis in self.batch_axes and dim.name in self.facts.experts:
+                    yield (
+                        axis,
+                        f"{dim.name!r}, the axis of experts, is split over it: tokens move ({one.path})",
+                    )
                 elif axis in self.batch_axes and dim.name in self.facts.rows:
                     yield (
                         axis,
@@ -245,32 +195,3 @@ class _Work:
         if any(move.what == "weights" for move in moves):
             texts.append("weights of repeated layers are gathered forward and again backward, others once")
         return tuple(texts)
-
-
-def stack_names(placements: Sequence[Placement]) -> set[str]:
-    """The names of axes of stacked layers.
-
-    Such a name stands at one place in many arrays of different kinds, always with one size, beside
-    the names of what a layer holds.
-    """
-    at: dict[str, set[tuple[int, int]]] = {}
-    partners: dict[str, set[tuple[str | None, ...]]] = {}
-    for one in placements:
-        for place, (name, size) in enumerate(zip(one.names, one.shape, strict=True)):
-            if name is not None:
-                at.setdefault(name, set()).add((place, size))
-                partners.setdefault(name, set()).add(tuple(n for n in one.names if n != name))
-    return {
-        name
-        for name, places in at.items()
-        if len(places) == 1
-        and len(partners[name]) > 1
-        and all(partners[name])
-        and _is_of_layers(partners[name])
-    }
-
-
-def _is_of_layers(partners: set[tuple[str | None, ...]]) -> bool:
-    """Whether what stands beside a name looks like the arrays of a layer: two kernels that reverse."""
-    pairs = {(rest[0], rest[-1]) for rest in partners if len(rest) > 1}
-    return any((last, first) in pairs for first, last in pairs if first != last)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,16 +41,21 @@ def of_groups(text: str, sizes: Sizes) -> Groups | None:
 
 
 def of_pairs(text: str, sizes: Sizes) -> Groups | None:
-    """The axes that a permute crosses, and the share of the devices that send anything away."""
+    """The axes that a permute crosses, and the share of the devices that send anything away.
+
+    ``None`` where a pair is no pair of these devices.
+    """
     devices = math.prod(size for _, size in sizes)
-    pairs = [[int(one) for one in pair] for pair in re.findall(r"\{(\d+),(\d+)\}", text)]
-    if any(not 0 <= one < devices for pair in pairs for one in pair):
+    pairs = [_numbers(pair) for pair in re.findall(r"\{([^{}]*\d[^{}]*)\}", text)]
+    if sum(map(len, pairs)) != len(_numbers(text)) or any(len(pair) != 2 for pair in pairs):
+        return None
+    if any(one >= devices for pair in pairs for one in pair):
         return None
     moved = [pair for pair in pairs if pair[0] != pair[1]]
     return Groups(_axes(moved, sizes), 2, len(moved) / devices)
 
 
-def _axes(groups: list[list[int]], sizes: Sizes) -> tuple[str, ...]:
+def _axes(groups: Sequence[Sequence[int]], sizes: Sizes) -> tuple[str, ...]:
     lengths = tuple(size for _, size in sizes)
     varying = np.zeros(len(sizes), bool)
     for group in groups:

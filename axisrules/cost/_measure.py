@@ -17,6 +17,7 @@ from axisrules.cost._bytes import shard_bytes
 from axisrules.cost._collective import Collectives
 from axisrules.cost._collectives import read
 from axisrules.cost._compiling import Progress, compiled, partitioned
+from axisrules.cost._given import check_time_limit
 from axisrules.cost._hardware import Hardware, HardwareLike, as_hardware
 from axisrules.cost._lowering import Lowered, lower
 from axisrules.cost._modules import parse
@@ -116,8 +117,8 @@ def measure(
     """Compiles a step for the shardings of its arguments, and returns memory and collectives.
 
     Args:
-        step: The step: any function, jitted or not. Its arguments may be modules of a framework,
-            which it may change in place.
+        step: The step: any function, jitted or not; one that takes keywords as ``functools.partial``.
+            Its arguments may be modules of a framework, which it may change in place.
         *arguments: Arrays or ``ShapeDtypeStruct``s with shardings on one mesh, in any trees, such as
             ``plan.abstract``; an array without a sharding is whole on every device.
         via: ``"partition"``: the module right after partitioning, by JAX alone, in seconds; its bytes
@@ -130,7 +131,8 @@ def measure(
         progress: Called with a line of text every few seconds.
 
     Raises:
-        PolicyError: The step is no function, no argument carries a sharding, or ``via`` is unknown.
+        PolicyError: The step is no function, or returns no array; no argument carries a sharding;
+            ``via`` is unknown; or ``time_limit`` is no positive number.
         HardwareError: The topology or the hardware is unknown, the mesh does not fill the topology,
             or the compiler ended without an answer or took too long.
         MissingExtraError: ``via="tpu"`` without libtpu.
@@ -149,6 +151,7 @@ def measure(
         raise PolicyError(
             f"via={via!r} is no way to measure{did_you_mean(str(via), _WAYS)}", fix=f"use {words}."
         )
+    check_time_limit(time_limit, at_once=False)
     if via == "partition":
         return _by_partition(lower(step, arguments, "cpu"), as_hardware(hardware), time_limit, progress)
     where = find_topology(topology)

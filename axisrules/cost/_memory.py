@@ -17,7 +17,8 @@ from axisrules._errors import PolicyError
 from axisrules._plan import Plan
 from axisrules._text import format_bytes, format_mesh
 from axisrules.cost import _rows
-from axisrules.cost._bytes import SOURCE_PADDED, SOURCE_PLAIN, shard_bytes
+from axisrules.cost._bytes import shard_bytes, source_of
+from axisrules.cost._given import check_mesh, check_tree
 from axisrules.cost._hardware import Hardware, HardwareLike, as_hardware
 from axisrules.cost._rows import Row
 
@@ -133,7 +134,7 @@ def memory(
     Args:
         plan: The plan of the parameters.
         optimizer: An object with ``init(params)``, such as any of optax; or that function; or a plan
-            of the state, or the state's arrays with shardings. Its state follows the parameters.
+            of the state, or the state's arrays. What has no sharding follows the parameters.
         batch: A plan of the batch, or its arrays (``ShapeDtypeStruct``s) with shardings; an array
             without one counts as whole.
         gradients: Whether gradients are held beside the parameters.
@@ -142,7 +143,8 @@ def memory(
     Raises:
         HardwareError: The hardware is unknown.
         StateError: An array of the optimizer's state belongs to no parameter.
-        PolicyError: ``plan`` is no plan, or ``batch`` holds no array.
+        MeshError: The batch or the state lies on another mesh.
+        PolicyError: ``plan`` is no plan, ``optimizer`` is none, or ``batch`` holds no array.
 
     Example:
         >>> import axisrules as ar, numpy as np
@@ -159,9 +161,11 @@ def memory(
     parameters = _rows.of_plan(plan, "parameters")
     rows = [*parameters, *(_rows.gradients(parameters) if gradients else [])]
     if optimizer is not None:
+        check_mesh(optimizer, plan, "optimizer's state")
         rows += [row._replace(kind=f"optimizer/{row.kind}") for row in _rows.of_optimizer(optimizer, plan)]
     if batch is not None:
-        _rows.check_tree(batch, "batch")
+        check_tree(batch, "batch")
+        check_mesh(batch, plan, "batch")
         rows += _rows.of_tree(batch, "batch")
     sizes = dict(plan.mesh.shape_tuple)
     sums = _sums(rows, sizes, chip)
@@ -175,7 +179,7 @@ def memory(
         sums.get("parameters", 0) if on_host else 0,
         sizes,
         chip,
-        SOURCE_PLAIN if chip is None or chip.tile is None else SOURCE_PADDED,
+        source_of(chip),
         lambda limit: _smallest(
             plan, [row for row in rows if not on_host or row.kind != "parameters"], chip, limit
         ),

@@ -222,7 +222,7 @@ def parse(text: str) -> Module:
 
 
 def _what_it_is(text: str) -> str:
-    if re.search(r"^\s*(module\b|func\.func|#loc)", text):
+    if re.search(r"^\s*(\"?(builtin\.)?module\b|func\.func|#loc|#map)", text):
         return "this is StableHLO, a program that is not compiled yet, and no compiled module"
     start = text.lstrip()[:40]
     return f"this text is no compiled module: {start!r}" if start else "this text is empty"

@@ -100,12 +100,23 @@ class Traffic:
     def seconds(self) -> float | None:
         """A lower bound of all: the slowest axis, since axes may work at the same time.
 
-        ``None`` where a number or a bandwidth is missing.
+        Beside an axis that nothing uses: the sum as if it were spread evenly over all axes. ``None``
+        where a number or a bandwidth is missing.
         """
-        found = list(self.seconds_per_axis.values())
-        if self.declined or any(one is None for one in found) or self.hardware is None:
+        if self.hardware is None or (self.declined and not self.displaced):
             return None
-        return max((one for one in found if one is not None), default=0.0)
+        found = self._spread() if self.declined else list(self.seconds_per_axis.values())
+        known = [one for one in found if one is not None]
+        return max(known, default=0.0) if len(known) == len(found) else None
+
+    def _spread(self) -> list[float | None]:
+        """The least time of the sum, where every axis carries a part that fits its bandwidth."""
+        axes = [axis for axis, size in self.mesh.items() if size > 1]
+        rates = [seconds(1.0, [axis], self.mesh, self.hardware) for axis in axes]
+        known = [1 / rate for rate in rates if rate is not None]
+        if len(known) < len(axes):
+            return [None]
+        return [sum(move.wire_bytes for move in self.moves) / sum(known)]
 
     def __str__(self) -> str:
         lines = [f"weights and gradients on {format_mesh(self.mesh)}, bytes sent per device and step"]

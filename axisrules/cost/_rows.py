@@ -103,10 +103,11 @@ def of_tree(tree: Any, kind: str) -> list[Row]:
     """Rows of anything with arrays: a plan, or arrays that carry shardings; without one, whole."""
     if isinstance(tree, Plan):
         return of_plan(tree, kind)
-    return [_carried(leaf, kind) for leaf in flatten(tree).leaves if _is_array(leaf)]
+    return [_carried(leaf, kind) for leaf in flatten(tree).leaves if is_array(leaf)]
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf has a shape and a dtype that can be priced."""
     return isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array, np.ndarray))
 
 
@@ -123,16 +124,18 @@ def of_optimizer(optimizer: Any, plan: Plan) -> list[Row]:
 
     Args:
         optimizer: An object with ``init(params)``, such as any of optax; that function; a plan of
-            the state; or the state as arrays with shardings.
+            the state; or the state, of which arrays without shardings follow the parameters.
         plan: The plan of the parameters.
+
+    Raises:
+        PolicyError: It is none of these.
+        StateError: An array of the state belongs to no parameter.
     """
     if isinstance(optimizer, Plan):
         return [row for one in optimizer.distinct for row in [_row(_slot(one.path, plan), one, 1)]]
     init = getattr(optimizer, "init", optimizer)
     if not callable(init):
-        flat = flatten(optimizer)
-        pairs = zip(flat.paths, flat.leaves, strict=True)
-        return [_carried(leaf, _slot(path, plan)) for path, leaf in pairs if _is_array(leaf)]
+        return list(_given_rows(optimizer, plan))
     few = _few_rows(init, plan) if len(plan.distinct) > _MANY else None
     return list(_state_rows(init, *_parameters(plan), plan)) if few is None else few
 
@@ -209,9 +212,27 @@ def _is_names(node: Any) -> bool:
     return type(node) is tuple and all(name is None or isinstance(name, str) for name in node)
 
 
+def _given_rows(state: Any, plan: Plan) -> Iterator[Row]:
+    """The rows of a state that was given: by its shardings, where it has any."""
+    flat = flatten(state)
+    if flat.leaves and not any(map(is_array, flat.leaves)):
+        raise PolicyError(
+            f"{str(state)[:80]!r} is no optimizer",
+            fix="pass one of optax, its init, or its state: a plan of it, or arrays (ShapeDtypeStructs).",
+        )
+    if any(isinstance(getattr(leaf, "sharding", None), NamedSharding) for leaf in flat.leaves):
+        pairs = zip(flat.paths, flat.leaves, strict=True)
+        yield from (_carried(leaf, _slot(path, plan)) for path, leaf in pairs if is_array(leaf))
+    else:
+        yield from _rows_of_state(state, *_parameters(plan), plan)
+
+
 def _state_rows(init: Any, params: Any, names: Any, plan: Plan) -> Iterator[Row]:
     """The rows of the state that ``init`` makes of the parameters."""
-    state = jax.eval_shape(init, params)
+    return _rows_of_state(jax.eval_shape(init, params), params, names, plan)
+
+
+def _rows_of_state(state: Any, params: Any, names: Any, plan: Plan) -> Iterator[Row]:
     flat = flatten(state)
     entries = flatten_entries(state_names(state, params, names))
     known = {(one.names, one.shape): one for one in plan.placements}
@@ -248,16 +269,3 @@ def _slot(path: str, plan: Plan) -> str:
         if "/".join(segments[start:]) in by_path:
             return "/".join(segments[:start])
     return path
-
-
-def check_tree(given: Any, word: str) -> None:
-    """Refuses what holds no array.
-
-    Raises:
-        PolicyError: There is none.
-    """
-    if not isinstance(given, Plan) and not any(map(_is_array, flatten(given).leaves)):
-        raise PolicyError(
-            f"{word} holds no array",
-            fix=f"pass a plan of the {word}, or arrays (ShapeDtypeStructs) with shardings.",
-        )

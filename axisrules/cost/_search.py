@@ -18,11 +18,12 @@ from axisrules._resolution import Resolution
 from axisrules._resolve import resolve_array
 from axisrules._rules import Rules
 from axisrules.cost._bytes import shard_bytes
-from axisrules.cost._flows import Kind, facts, kinds, of_kinds
+from axisrules.cost._flows import of_kinds
 from axisrules.cost._hardware import Hardware
+from axisrules.cost._kinds import Kind, facts, kinds
 from axisrules.cost._measure import Measured
 from axisrules.cost._memory import Memory
-from axisrules.cost._moves import Traffic, seconds
+from axisrules.cost._moves import Traffic
 from axisrules.cost._rows import Row, is_inexact, of_optimizer
 
 Pairs = tuple[tuple[str, tuple[str, ...]], ...]
@@ -38,7 +39,7 @@ class Layout(NamedTuple):
     fill: tuple[str, ...] = ()
 
 
-_CLOSE = 1e-3  # scores within this part of each other are equal
+CLOSE = 1e-3  # scores within this part of each other are equal
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,25 +63,34 @@ class Score:
 
     def beats(self, other: Score) -> bool:
         """Whether it is better: fits, then seconds where both have them, then waste, then bytes."""
-        if self.fits != other.fits:
-            return bool(self.fits)
-        both = self.seconds is not None and other.seconds is not None
-        if both and _differ(self.seconds, other.seconds):
-            return bool(self.seconds < other.seconds)  # type: ignore[operator]
-        if _differ(self.waste, other.waste):
-            return self.waste < other.waste
+        if self.excels(other) or other.excels(self):
+            return self.excels(other)
         mine, theirs = self.traffic.wire_bytes, other.traffic.wire_bytes
         if mine is None or theirs is None:
             return mine is not None and theirs is None
-        return _differ(mine, theirs) and mine < theirs
+        return _less(mine, theirs, CLOSE)
+
+    def excels(self, other: Score, close: float = CLOSE) -> bool:
+        """Whether it is better in what the objective names, by more than a part ``close``."""
+        if self.fits != other.fits:
+            return bool(self.fits)
+        if self.seconds is not None and other.seconds is not None:
+            if _less(self.seconds, other.seconds, close):
+                return True
+            if _less(other.seconds, self.seconds, close):
+                return False
+        return _less(self.waste, other.waste, close)
 
     @property
     def key(self) -> tuple[float, ...]:
-        """A total order for a search, the best first: what has no number comes after what has one."""
+        """A total order for a search, the best first: what has no number comes after what has one.
+
+        Without hardware waste decides; then bytes count from where that is nearly equal.
+        """
         moved = self.traffic.wire_bytes
         wire = math.inf if moved is None else float(moved)
         if self.traffic.hardware is None:
-            return self.waste, wire
+            return math.floor(math.log(max(self.waste, 1.0)) / CLOSE), wire, self.waste
         seconds = math.inf if self.seconds is None else self.seconds
         return float(self.fits is False), seconds, self.waste, wire
 
@@ -92,8 +102,8 @@ class Score:
         return f"{fits}{wire}{time}, {self.waste:,.3f} times the ideal memory"
 
 
-def _differ(a: float | None, b: float | None) -> bool:
-    return abs((a or 0.0) - (b or 0.0)) > _CLOSE * max(abs(a or 0.0), abs(b or 0.0))
+def _less(a: float, b: float, close: float) -> bool:
+    return b - a > close * max(abs(a), abs(b))
 
 
 class Pricer:
@@ -141,7 +151,7 @@ class Pricer:
         moved = of_kinds(placed, Rules(layout.pairs), self.sizes, self.batch, self.chip, self.facts)
         held = sum(kind.one.bytes_per_device * kind.copies for kind in [*placed, *still])
         waste = held * self.devices / self.nbytes if self.nbytes else 1.0
-        return Score(self._fits(placed, still, layout), _seconds(moved), waste, held, moved)
+        return Score(self._fits(placed, still, layout), moved.seconds, waste, held, moved)
 
     def _placed(self, one: Placement, layout: Layout) -> Placement:
         if any(dim.reason == "explicit_spec" for dim in one.resolution.dims):
@@ -205,18 +215,8 @@ def _merged_rows(rows: Iterable[Row]) -> list[Row]:
 def score_of(plan: Plan, held: Memory, moved: Traffic, measured: Measured | None) -> Score:
     """The score of a plan whose prices are known; a compiled step has the last word."""
     waste = plan.bytes_per_device * plan.mesh.size / plan.nbytes if plan.nbytes else 1.0
-    bound = _seconds(moved) if measured is None else measured.seconds
+    bound = moved.seconds if measured is None else measured.seconds
     return Score(held.fits, bound, waste, plan.bytes_per_device, moved)
-
-
-def _seconds(moved: Traffic) -> float | None:
-    """The lower bound; of traffic that a compiler spreads over axes, as if evenly over all."""
-    if not moved.displaced or moved.hardware is None or moved.wire_bytes is None:
-        return moved.seconds
-    axes = [axis for axis, size in moved.mesh.items() if size > 1]
-    found = [seconds(moved.wire_bytes / len(axes), [axis], moved.mesh, moved.hardware) for axis in axes]
-    known = [one for one in found if one is not None]
-    return min(known) if len(known) == len(axes) and known else None
 
 
 def _padded(one: Placement, chip: Hardware | None) -> int:

@@ -15,8 +15,9 @@ from axisrules._meshes import MeshLike
 from axisrules._plan import Plan
 from axisrules._planning import plan as make_plan
 from axisrules._rules import Rules, RulesLike
-from axisrules._text import format_mesh
+from axisrules._text import format_count, format_mesh
 from axisrules.cost._climb import Change, Search
+from axisrules.cost._given import check_time_limit
 from axisrules.cost._hardware import HardwareLike, as_hardware
 from axisrules.cost._measure import Measured, measure
 from axisrules.cost._search import Layout, Pricer, Score, as_pairs
@@ -99,6 +100,7 @@ def suggest(
     Raises:
         HardwareError: The hardware is unknown.
         StateError: An array of the optimizer's state belongs to no parameter.
+        PolicyError: ``time_limit`` is no number, or ``step`` returns no pair.
         AxisRulesError: The names do not fit the tree.
 
     Example:
@@ -109,6 +111,7 @@ def suggest(
         >>> round(found.score.waste, 2)
         1.0
     """
+    check_time_limit(time_limit, at_once=True)
     pricer = Pricer(tree, names, mesh, batch, as_hardware(hardware), optimizer)
     search = Search(pricer, as_pairs(fixed or ()), time_limit)
     whole = {name: Layout(search.pinned(as_pairs(preset))) for name, preset in search.presets().items()}
@@ -118,8 +121,8 @@ def suggest(
     named = {name: search.borne(layout) for name, layout in whole.items()}
     order = sorted(named, key=lambda name: search.score(named[name]).key)
     start = order[0]
-    for name in order:
-        search.climb(named[name])
+    apart = {search.score(named[name]).key: named[name] for name in reversed(order)}
+    search.explore([apart[key] for key in sorted(apart)], list(scores.values()))
     exact = search.try_all()
     found = search.winner(list(scores.values()))
     measured: tuple[Measured, ...] = ()
@@ -128,7 +131,7 @@ def suggest(
     changes = tuple(search.changes(named[start], found))
     score, first = search.score(found), search.score(named[start])
     gained = f"from {first} to {score}" if score.beats(first) else f"nothing was gained: {score}"
-    why = f"on {format_mesh(pricer.sizes)}, {len(changes)} changes of {start}: {gained}"
+    why = f"on {format_mesh(pricer.sizes)}, {format_count(len(changes), 'change')} of {start}: {gained}"
     plan = _plan(tree, names, pricer, found)
     return Suggestion(
         Rules((*found.pairs, *search.activations(found))),

@@ -96,21 +96,23 @@ class Topology:
             return "unknown"
 
 
-def topology(name: str | None) -> Topology:
+def topology(name: Any) -> Topology:
     """A topology by its name, checked.
 
     Raises:
         HardwareError: There is no such topology, with the nearest family.
     """
     example = 'pass topology= like "v5e:4x4": a family, and the chips along each side of the torus.'
-    if not isinstance(name, str):
+    if name is None:
         raise HardwareError("the TPU compiler needs a topology, and none was given", fix=example)
+    if not isinstance(name, str):
+        raise HardwareError(f"{name!r} names no topology", fix=example)
     prefix, _, text = name.partition(":")
     family = _FAMILIES.get(prefix)
     if family is None:
         known = ", ".join(_FAMILIES)
         raise HardwareError(
-            f"topology {name!r} is unknown{did_you_mean(prefix, _FAMILIES)}",
+            f"topology {name!r} is unknown{did_you_mean(prefix.strip().casefold(), _FAMILIES)}",
             fix=f"{example} Families: {known}.",
         )
     rank, _, per_chip, largest = family

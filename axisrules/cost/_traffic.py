@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from axisrules._errors import PolicyError
 from axisrules._plan import Plan
-from axisrules.cost._flows import kinds, of_kinds
+from axisrules.cost._flows import of_kinds
 from axisrules.cost._hardware import HardwareLike, as_hardware
+from axisrules.cost._kinds import kinds
 from axisrules.cost._moves import Traffic
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from axisrules._meshes import Sizes
-from axisrules.cost._collective import Collective, wire_bytes
+from axisrules.cost._collective import Collective, Collectives, wire_bytes
 from axisrules.cost._groups import Groups, of_groups, of_pairs
 from axisrules.cost._loops import invariants, trip_count
 from axisrules.cost._modules import Array, Computation, Instruction, Module, arrays
@@ -38,6 +38,7 @@ class Walk:
         self.found: list[Collective] = []
         self.unread: list[str] = []
         self.carrying: dict[str, bool] = {}
+        self.visited: set[str] = set()
         self.started = {
             _identity(one)
             for computation in module.computations.values()
@@ -47,6 +48,7 @@ class Walk:
 
     def visit(self, computation: Computation, times: int, given: list[Any], *, fused: bool = False) -> None:
         """Counts what a computation does, run so many times with what is known of its parameters."""
+        self.visited.add(computation.name)
         for at in computation.matching(_VISITED):
             kind = at.opcode.removesuffix("-start")
             if kind in _KINDS:
@@ -122,12 +124,13 @@ class Walk:
             results.append(self.found)
         self.found = before
         self.found += max(results, key=_total, default=[])
-        if any(results):
+        if len({_by_key(result) for result in results}) > 1:
             self.unread.append(f"conditional {at.name}: which branch runs is unknown; the dearest is counted")
 
     def _groups(self, at: Instruction) -> Groups | None:
         if at.opcode.startswith("collective-permute"):
-            return of_pairs(at.text_of("source_target_pairs") or "{}", self.sizes)
+            pairs = at.text_of("source_target_pairs")
+            return None if pairs is None else of_pairs(pairs, self.sizes)
         _, given, text = at.attributes.partition("replica_groups=")
         return of_groups(text if given else "{}", self.sizes)
 
@@ -143,6 +146,7 @@ class Walk:
 
     def _hidden_scatter(self, called: Computation, at: Instruction, times: int) -> None:
         """A reduce-scatter that the TPU writes as a fusion of an all-reduce and a slice."""
+        self.visited.add(called.name)
         inner = next(called.matching(_COLLECTIVE), None)
         groups = None if inner is None else self._groups(inner)
         if groups is None:
@@ -186,9 +190,11 @@ class Walk:
         self.found.append(_collective(at, kind, groups, moved, wire, times, notes))
 
     def list_unknown(self) -> None:
-        """Lists instructions that look like collectives and have no formula here."""
+        """Lists what looks like a collective and has no formula here, or was not come across."""
         known = {*_KINDS, "send", "async-start"}
         for computation in self.module.computations.values():
+            if computation.name not in self.visited and any(computation.matching(_COLLECTIVE)):
+                self.unread.append(f"computation {computation.name}: it has collectives, and nothing runs it")
             for line in computation.lines:
                 found = re.search(
                     r" ((?:all|reduce-scatter|collective|ragged|send|recv|async)[a-z-]*)\(", line
@@ -201,6 +207,10 @@ class Walk:
 
 def _total(found: Iterable[Collective]) -> float:
     return sum(one.wire_bytes * one.executions for one in found)
+
+
+def _by_key(found: Iterable[Collective]) -> frozenset[tuple[tuple[str, str], int]]:
+    return frozenset(Collectives(tuple(found), {}).by_kind.items())
 
 
 def _is_foreign(at: Instruction) -> bool:
