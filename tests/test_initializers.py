@@ -63,7 +63,7 @@ def test_without_a_mesh_an_ordinary_array():
     with ar.map_logical_axis_names(RULES):
         made = init(jax.random.key(0), (8, 12))
     assert made.sharding.num_devices == 1
-    np.testing.assert_array_equal(made, initializers.normal()(jax.random.key(0), (8, 12)))
+    np.testing.assert_array_equal(made, initializers.normal()(jax.random.key(0), (8, 12), jnp.float32))
 
 
 def test_without_rules_whole_on_the_mesh_and_without_a_warning(mesh):

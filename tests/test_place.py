@@ -120,6 +120,7 @@ def test_dtypes_survive(dtype, mesh):
     assert np.asarray(placed).tobytes() == source.astype(source.dtype.newbyteorder("=")).tobytes()
 
 
+@pytest.mark.usefixtures("narrow")
 def test_64_bit_integers_that_fit_are_placed_by_value(mesh):
     placed = ar.shard_tree(np.array([2**31 - 1, -(2**31)]), None, mesh=mesh, rules=RULES, unnamed="replicate")
     assert placed.dtype == np.int32
@@ -244,6 +245,7 @@ def test_donation_spares_what_the_result_or_a_kept_array_shares(mesh):
         np.testing.assert_array_equal(np.asarray(array), np.arange(8192.0).reshape(128, 64))
 
 
+@pytest.mark.usefixtures("narrow")
 def test_big_endian_integers_that_do_not_fit_are_refused():
     tree = {"a": np.ones((8, 4), ">i8"), "b": np.full((8, 4), 2**40, ">i8")}
     with pytest.raises(ar.LeafError, match="does not fit int32"):

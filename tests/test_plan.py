@@ -217,6 +217,7 @@ def test_scalars_need_no_names():
     assert specs(made) == {"step": P(), "t": P(), "w": P("data")}
 
 
+@pytest.mark.usefixtures("narrow")
 def test_everything_that_fails_is_in_one_error():
     tree = {"a": zeros(6), "b": zeros(8, 8), "c": zeros(8, dtype=np.float64), "d": zeros(8), "e": zeros(8, 8)}
     names = {"a": "embed", "b": "embed", "c": "embed", "d": ("embed", 3), "e": ("mlp", "mlp")}
@@ -274,6 +275,7 @@ def test_prng_keys_are_arrays_of_keys():
     assert made.bytes_per_device == 2 * 8 + 8
 
 
+@pytest.mark.usefixtures("narrow")
 def test_abstract_leaves_are_planned_without_values():
     tree = {"w": jax.ShapeDtypeStruct((8, 4), jnp.bfloat16), "i": jax.ShapeDtypeStruct((8,), np.int64)}
     made = plan(tree, {"w": "embed mlp", "i": None})
@@ -281,6 +283,7 @@ def test_abstract_leaves_are_planned_without_values():
     assert made.abstract["i"].dtype == np.int32
 
 
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize(
     ("source", "held"),
     [
@@ -299,6 +302,7 @@ def test_the_planned_dtype_is_what_jax_will_hold(source, held):
     assert plan({"a": source}, {"a": None}).placements[0].dtype == held
 
 
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize(
     "source",
     [
@@ -322,6 +326,7 @@ def test_what_jax_cannot_hold_is_an_error_with_its_path(source):
     assert caught.value.path == "a/b"
 
 
+@pytest.mark.usefixtures("narrow")
 def test_dtype_casts_floating_point_arrays_alone():
     tree = {"d": zeros(2, dtype=np.float64), "h": zeros(2, dtype=np.float16), "i": np.zeros(2, np.int8)}
     tree["c"] = zeros(2, dtype=np.complex128)
