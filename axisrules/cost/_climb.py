@@ -208,11 +208,19 @@ class Search:
         Where a plan cannot tell the traffic, waste decides, so that "better" may run in circles:
         then no rival is to beat it in what the objective names, at least.
         """
-        level = {one: own for one, own in self.scores.items() if not any(r.excels(own) for r in rivals)}
-        unbeaten = {one: own for one, own in level.items() if not any(r.beats(own) for r in rivals)}
-        strict = {one: own for one, own in unbeaten.items() if not any(r.excels(own, 0.0) for r in rivals)}
-        among = strict or unbeaten or level or self.scores
-        return min(among, key=lambda one: among[one].key)
+        order = sorted(self.scores, key=lambda one: self.scores[one].key)
+
+        def level(own: Score, close: float = CLOSE) -> bool:
+            return not any(rival.excels(own, close) for rival in rivals)
+
+        def unbeaten(own: Score) -> bool:
+            return not any(rival.beats(own) for rival in rivals)
+
+        for holds in (lambda own: level(own, 0.0) and unbeaten(own), unbeaten, level):
+            found = next((one for one in order if holds(self.scores[one])), None)
+            if found is not None:
+                return found
+        return order[0]
 
     def ranked(self, count: int) -> list[Layout]:
         """The best few of all that was tried, no two with the same score."""

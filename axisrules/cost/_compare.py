@@ -16,15 +16,15 @@ from axisrules._plan import Plan
 from axisrules._planning import plan as make_plan
 from axisrules._rules import RulesLike
 from axisrules._text import format_bytes, format_mesh
+from axisrules.cost._given import Step, made_by
 from axisrules.cost._hardware import Hardware, HardwareLike, as_hardware
 from axisrules.cost._measure import Measured, measure
 from axisrules.cost._memory import Memory, memory
 from axisrules.cost._moves import Traffic
 from axisrules.cost._search import Score, score_of
-from axisrules.cost._suggest import Step
 from axisrules.cost._traffic import traffic
 
-_GROWTH = tuple(2**power for power in range(3, 14))  # 8 to 8,192 devices
+_FEWEST, _MOST = 8, 8192  # devices of a mesh that grows
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +170,10 @@ def compare(
 
     Raises:
         HardwareError: The hardware is unknown.
-        PolicyError: There is no rule set, or no mesh.
+        PolicyError: There is no rule set, or no mesh; ``tokens`` is no number; or ``step`` returns no
+            pair.
+        AxisRulesError: The names do not fit the tree, or an option is wrong. Rules that do not fit
+            are a row with the reason.
 
     Example:
         >>> import numpy as np
@@ -187,7 +190,10 @@ def compare(
     shapes = [need_mesh(None)] if meshes is None else [as_mesh(mesh) for mesh in _several(meshes)]
     if not shapes:
         raise PolicyError("there is no mesh to compare on", fix='pass meshes="data=4,model=2", or several.')
+    if tokens is not None and not (isinstance(tokens, int) and tokens > 0):
+        raise PolicyError(f"tokens={tokens!r} is no number of tokens", fix="pass a positive whole number.")
     work = _Work(tree, names, batch, chip, optimizer, tokens, step, options)
+    work.check(shapes[0])
     rows = [work.row(name, rules, mesh) for name, rules in rule_sets.items() for mesh in shapes]
     rows.sort(key=_order)
     first = dict(axis_sizes(shapes[0]))
@@ -222,6 +228,11 @@ class _Work:
     def plan(self, rules: RulesLike, mesh: Any) -> Plan:
         return make_plan(self.tree, self.names, mesh=mesh, rules=rules, **self.options)
 
+    def check(self, mesh: Any) -> None:
+        """Refuses what is wrong whatever the rules are: the names, the options."""
+        options = {**self.options, "fill": None}
+        make_plan(self.tree, self.names, mesh=mesh, rules=(), **{**options, "unmapped": "replicate"})
+
     def row(self, name: str, rules: RulesLike, mesh: Any) -> Row:
         """One row; what cannot be planned is a row with the reason."""
         sizes = dict(axis_sizes(mesh))
@@ -235,7 +246,7 @@ class _Work:
         held = memory(plan, self.optimizer, hardware=self.chip)
         measured = None
         if self.step is not None:
-            function, arguments = self.step(plan)
+            function, arguments = made_by(self.step, plan)
             measured = measure(function, *arguments, hardware=self.chip)
         seconds, source = self._compute(plan, measured)
         broken = {row.path: None for row in plan.report if row.reason in ("indivisible", "partly_divisible")}
@@ -270,10 +281,11 @@ class _Work:
         """The numbers of a rule set as the first axis of a mesh grows."""
         first, *others = sizes
         beside = math.prod(sizes[axis] for axis in others)
-        for devices in _GROWTH:
-            if devices % beside:
+        for length in (2**power for power in range(_MOST.bit_length())):
+            devices = length * beside
+            if not _FEWEST <= devices <= _MOST:
                 continue
-            mesh = {first: devices // beside, **{axis: sizes[axis] for axis in others}}
+            mesh = {first: length, **{axis: sizes[axis] for axis in others}}
             try:
                 plan = self.plan(rules, as_mesh(mesh))
                 moved = traffic(plan, self.batch, self.chip)

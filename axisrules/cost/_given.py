@@ -1,19 +1,22 @@
-"""What is refused before it is priced: a batch without arrays, another mesh, a wrong time limit.
+"""What is refused before it is priced: a batch without arrays, another mesh, no step.
 
 Owns these checks. Prices nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding
 
-from axisrules._errors import MeshError, PolicyError
+from axisrules._errors import AbsentAxisError, MeshError, PolicyError, raise_all
 from axisrules._plan import Plan
-from axisrules._text import format_mesh
+from axisrules._text import did_you_mean, format_mesh, nearest
 from axisrules._trees import flatten
 from axisrules.cost._rows import is_array
+
+Step = Callable[[Plan], tuple[Any, Sequence[Any]]]
 
 
 def check_tree(given: Any, word: str) -> None:
@@ -57,3 +60,38 @@ def check_time_limit(seconds: Any, *, at_once: bool) -> None:
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not number or not (seconds >= 0 if at_once else seconds > 0):
         raise PolicyError(f"time_limit={seconds!r} is no number of seconds", fix="pass a number, like 60.")
+
+
+def made_by(step: Step, plan: Plan) -> tuple[Any, Sequence[Any]]:
+    """The function and its arguments that a user's ``step`` makes of a plan.
+
+    Raises:
+        PolicyError: It is no function, or makes something else.
+    """
+    made = step(plan) if callable(step) else None
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], (tuple, list)):
+        raise PolicyError(
+            "step did not return a pair",
+            fix="let step(plan) return (function, arguments), not traced yet; arguments are a tuple.",
+        )
+    return made
+
+
+def check_axes(fixed: Iterable[tuple[str, tuple[str, ...]]], sizes: Mapping[str, int]) -> None:
+    """Refuses fixed rules with axes that the mesh lacks, since they could not be kept.
+
+    Raises:
+        AbsentAxisError: There are some.
+    """
+    raise_all(
+        AbsentAxisError(
+            f"{name!r} is fixed to {axis!r}, and the mesh has no such axis{did_you_mean(axis, sizes)}",
+            mesh=dict(sizes),
+            fix="fix it to an axis of the mesh, or leave it out.",
+            axis=axis,
+            nearest=nearest(axis, sizes),
+        )
+        for name, axes in fixed
+        for axis in axes
+        if axis not in sizes
+    )

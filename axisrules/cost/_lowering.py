@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -85,7 +86,7 @@ def lower(step: Any, arguments: Sequence[Any], platform: str) -> Lowered:
             raise
         except Exception as error:
             error.add_note(_note(flats, abstract))
-            if "callback" in str(error):
+            if re.search("callback|require devices", str(error)):
                 error.add_note("axisrules: what calls back, such as jax.debug.print, cannot be measured")
             raise
         if not exported.out_avals:

@@ -62,13 +62,11 @@ class Score:
     traffic: Traffic
 
     def beats(self, other: Score) -> bool:
-        """Whether it is better: fits, then seconds where both have them, then waste, then bytes."""
+        """Whether it is better: fits, then seconds, then waste, then bytes; what both know counts."""
         if self.excels(other) or other.excels(self):
             return self.excels(other)
         mine, theirs = self.traffic.wire_bytes, other.traffic.wire_bytes
-        if mine is None or theirs is None:
-            return mine is not None and theirs is None
-        return _less(mine, theirs, CLOSE)
+        return mine is not None and theirs is not None and _less(mine, theirs, CLOSE)
 
     def excels(self, other: Score, close: float = CLOSE) -> bool:
         """Whether it is better in what the objective names, by more than a part ``close``."""

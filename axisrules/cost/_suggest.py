@@ -6,23 +6,20 @@ Owns ``suggest`` and ``best_change``. The search stands in ``_climb.py``. Resolv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from axisrules._errors import PolicyError
 from axisrules._meshes import MeshLike
 from axisrules._plan import Plan
 from axisrules._planning import plan as make_plan
 from axisrules._rules import Rules, RulesLike
 from axisrules._text import format_count, format_mesh
 from axisrules.cost._climb import Change, Search
-from axisrules.cost._given import check_time_limit
+from axisrules.cost._given import Step, check_axes, check_time_limit, made_by
 from axisrules.cost._hardware import HardwareLike, as_hardware
 from axisrules.cost._measure import Measured, measure
 from axisrules.cost._search import Layout, Pricer, Score, as_pairs
-
-Step = Callable[[Plan], tuple[Any, Sequence[Any]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +97,7 @@ def suggest(
     Raises:
         HardwareError: The hardware is unknown.
         StateError: An array of the optimizer's state belongs to no parameter.
+        AbsentAxisError: A fixed rule names an axis that the mesh lacks.
         PolicyError: ``time_limit`` is no number, or ``step`` returns no pair.
         AxisRulesError: The names do not fit the tree.
 
@@ -113,7 +111,9 @@ def suggest(
     """
     check_time_limit(time_limit, at_once=True)
     pricer = Pricer(tree, names, mesh, batch, as_hardware(hardware), optimizer)
-    search = Search(pricer, as_pairs(fixed or ()), time_limit)
+    pinned = as_pairs(fixed or ())
+    check_axes(pinned, pricer.sizes)
+    search = Search(pricer, pinned, time_limit)
     whole = {name: Layout(search.pinned(as_pairs(preset))) for name, preset in search.presets().items()}
     if rules is not None:
         whole["given rules"] = Layout(search.pinned(as_pairs(rules)))
@@ -198,13 +198,7 @@ def _compiled(
     """The best few by the compiler's bytes."""
     tried: list[tuple[Layout, Measured]] = []
     for layout in dict.fromkeys([found, *search.ranked(3)]):
-        made = step(_plan(tree, names, search.pricer, layout))
-        if not isinstance(made, tuple) or len(made) != 2:
-            raise PolicyError(
-                "step did not return a pair",
-                fix="let step(plan) return (function, arguments), not traced yet.",
-            )
-        function, arguments = made
+        function, arguments = made_by(step, _plan(tree, names, search.pricer, layout))
         tried.append((layout, measure(function, *arguments, hardware=search.pricer.chip)))
     tried.sort(key=lambda one: (search.score(one[0]).fits is False, one[1].seconds or 0.0, one[1].wire_bytes))
     return tried[0][0], tuple(measured for _, measured in tried)
