@@ -388,7 +388,7 @@ SETS = {"dp": presets.data_parallel(), "both": presets.fsdp_tensor_parallel()}
         ({"optimizer": "adam"}, ar.PolicyError, "is no optimizer"),
         ({"names": {"up": "embed mlp", "scale": "mlp mlp"}}, ar.AxisRulesError, "scale"),
     ],
-    ids=str,
+    ids=["tokens", "words", "policy", "step", "no step", "optimizer", "names"],
 )
 def test_what_is_wrong_whatever_the_rules_are_is_no_row(options, error, text):
     given = {"names": NAMES, "meshes": MESH, **options}
