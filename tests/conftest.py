@@ -18,7 +18,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")
 
 hypothesis.settings.register_profile("standard", max_examples=1000, deadline=None)
-hypothesis.settings.register_profile("quick", max_examples=150, deadline=None)
+hypothesis.settings.register_profile("quick", max_examples=60, deadline=None)
 hypothesis.settings.register_profile("brief", max_examples=25, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=10_000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "standard"))

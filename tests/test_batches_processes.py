@@ -197,7 +197,7 @@ print("closed")
 """
 
 
-@LAYOUTS
+@pytest.mark.parametrize(("processes", "devices"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_prefetch_keeps_processes_in_step(processes, devices):
     outputs = run(PREFETCH, processes, devices)
     assert outputs[0] == "3\n3 ProcessError\n2 ProcessError\nclosed\n"

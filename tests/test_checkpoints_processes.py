@@ -10,7 +10,9 @@ import pytest
 from checkpoint_files import write, write_sharded
 from processes import run_processes
 
-COUNTS = pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
+COUNTS = pytest.mark.parametrize(
+    ("processes", "devices"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
 
 PRELUDE = f"""
 import os, sys

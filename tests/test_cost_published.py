@@ -13,13 +13,20 @@ from tests.pricing import MODELS, model
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published rule sets are not here")
+@pytest.mark.parametrize(
+    ("mesh", "hardware"),
+    [
+        (MESHES[0], HARDWARE),
+        *[pytest.param(mesh, HARDWARE, marks=pytest.mark.slow) for mesh in MESHES[1:3]],
+        pytest.param(MESHES[3], HARDWARE, marks=pytest.mark.slow),
+        (MESHES[3], None),
+    ],
+)
 @pytest.mark.parametrize("name", MODELS)
-def test_no_published_rule_set_is_better_than_the_rules_that_are_proposed(name):
-    for hardware, meshes in ((HARDWARE, MESHES), (None, MESHES[3:])):
-        for mesh in meshes:
-            one = compared(name, mesh, hardware, time_limit=4.0 if name == "mixtral-8x7b" else 1.0)
-            assert len(one.others) > len(one.found.presets) >= 8
-            assert one.worse_than == []
+def test_no_published_rule_set_is_better_than_the_rules_that_are_proposed(name, mesh, hardware):
+    one = compared(name, mesh, hardware, time_limit=4.0 if name == "mixtral-8x7b" else 1.0)
+    assert len(one.others) > len(one.found.presets) >= 8
+    assert one.worse_than == []
 
 
 def abstract(sizes):

@@ -5,7 +5,9 @@ import sys
 import pytest
 from processes import run_processes
 
-COUNTS = pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
+COUNTS = pytest.mark.parametrize(
+    ("processes", "devices"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
 
 PRELUDE = f"""
 import sys
