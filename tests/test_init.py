@@ -131,7 +131,13 @@ def every_initializer():
     }
 
 
-@pytest.mark.parametrize(("sizes", "axis_types"), in_turn(["data=1", "data=2", "data=4,model=2"]))
+@pytest.mark.parametrize(
+    ("sizes", "axis_types"),
+    [
+        *in_turn(["data=1", "data=4,model=2"]),
+        *[pytest.param("data=2", kind, marks=pytest.mark.slow) for kind in AXIS_TYPES],
+    ],
+)
 def test_values_of_every_initializer_are_those_of_one_jit(sizes, axis_types):
     names = ar.NameTable({"delta_orthogonal/**": "_ embed mlp", "**": "embed mlp"})
     mesh = mesh_of(axis_types, sizes)
