@@ -15,7 +15,7 @@ LAWS := $(patsubst %,tests/test_%.py,laws laws_of_placement laws_against_flax)
 # Beside the tree's own environment: without what hardly depends on JAX's version, and the slowest.
 without = $(patsubst %,--ignore-glob=tests/test_%.py,$(1))
 ELSEWHERE := $(PYTEST) --dist loadfile $(call without,catalog checkpoint* cost_* demo endurance* equinox_more \
-  guide_layers peers prefetch readme report_* states_optax testing training) tests
+  guide_layers init *_processes peers prefetch readme report_* states_optax testing training) tests
 # Of the environments that hold the built package: the tree of this folder must not be imported.
 INSTALLED := PYTHONSAFEPATH=1 AXISRULES_INSTALLED=1 HYPOTHESIS_PROFILE=brief
 # What handles values, and so could depend on their width.
@@ -79,7 +79,7 @@ wheel: .venv/dev  ## Test the built wheel where flax and equinox are absent
 	rm -rf dist .venv-wheel && $(BIN)/python -m build -q --wheel
 	$(PYTHON) -m venv .venv-wheel && .venv-wheel/bin/python -m pip install -q -U pip
 	.venv-wheel/bin/python -m pip install -q dist/*.whl pytest pytest-xdist hypothesis
-	$(call cell,3-wheel_without_frameworks) AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(ELSEWHERE) $(call without,init* *_processes batches)
+	$(call cell,3-wheel_without_frameworks) AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(ELSEWHERE) $(call without,init* batches)
 
 oldest: .venv-oldest/done  ## Test on the oldest supported jax
 	$(call cell,4-oldest) AXISRULES_EXTRAS=yaml,equinox $(INSTALLED) .venv-oldest/bin/python $(ELSEWHERE)
