@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 # XLA's CPU client takes over a host buffer without copying it when the buffer is contiguous
 # and aligned to this many bytes, whatever `may_alias` says (seen on jax 0.7.2 to 0.12.0).
@@ -69,6 +69,25 @@ def constraint_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
         return mesh
     types = tuple(AxisType.Auto if kind == AxisType.Manual else kind for kind in mesh.axis_types)
     return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+
+
+def movable(array: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """A value as ``device_put`` can move it to another mesh: the same shards, on Auto axes where needed.
+
+    ``device_put`` carries the type that Explicit axes give an array over to the new mesh, and fails where
+    that one lacks an axis of it (seen on jax 0.7.2 and 0.8.1, not on 0.10.2). Goes with jax 0.8.
+    """
+    sharding = getattr(array, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or set(sharding.mesh.axis_names) <= set(mesh.axis_names):
+        return array
+    if AxisType.Explicit not in sharding.mesh.axis_types or not isinstance(sharding.mesh, Mesh):
+        return array
+    names = sharding.mesh.axis_names
+    automatic = Mesh(sharding.mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+    shards = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(
+        array.shape, NamedSharding(automatic, sharding.spec), shards, dtype=array.dtype
+    )
 
 
 def current_trace() -> object:

@@ -108,7 +108,7 @@ def _born_sharded(
     compiled = _compiled((does, shape, jnp.dtype(dtype), type(dtype), NamedSharding(within, spec)), kept)
     same = _Same(does, initializer, dtype)
     if getattr(key, "committed", False) or _has_explicit_axes(key):
-        key = jax.device_put(key, NamedSharding(within, PartitionSpec()))
+        key = jax.device_put(_compat.movable(key, within), NamedSharding(within, PartitionSpec()))
     with jax.set_mesh(within):
         made = compiled(key, same)
     wanted = NamedSharding(mesh, spec)

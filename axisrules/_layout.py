@@ -205,7 +205,7 @@ def _lay_out_array(leaf: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
     sharding = NamedSharding(mesh, spec)
     if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
         return leaf
-    return jax.device_put(leaf, sharding)
+    return jax.device_put(_compat.movable(leaf, sharding.mesh), sharding)
 
 
 def _only_dividing(spec: PartitionSpec, mesh: AnyMesh, shape: Sequence[int]) -> PartitionSpec:

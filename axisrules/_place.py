@@ -239,6 +239,9 @@ def _place_device(moves: Sequence[_Move]) -> list[Any]:
     ]
     if not moves[0].sharding.is_fully_addressable:
         return [put_global(source, move.sharding) for source, move in zip(sources, moves, strict=True)]
+    sources = [
+        _compat.movable(source, move.sharding.mesh) for source, move in zip(sources, moves, strict=True)
+    ]
     made: list[Any] = jax.device_put(sources, [move.sharding for move in moves])
     return made
 
@@ -249,7 +252,7 @@ def put_global(value: jax.Array, sharding: NamedSharding) -> jax.Array:
     ``device_put`` would compare the values of all processes, or refuse.
     """
     if not value.is_fully_addressable:
-        moved: jax.Array = jax.device_put(value, sharding)
+        moved: jax.Array = jax.device_put(_compat.movable(value, sharding.mesh), sharding)
         return moved
     if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         held = np.asarray(value)

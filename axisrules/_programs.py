@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from axisrules import _compat
 from axisrules._forms import Forms
 from axisrules._meshes import axis_sizes
 from axisrules._place import put_global
@@ -147,7 +148,7 @@ class _Runner:
         target = self._spread(value.shape)
         if not target.is_fully_addressable:
             return put_global(jnp.asarray(value), target)
-        return jax.device_put(value, target)
+        return jax.device_put(_compat.movable(value, self.mesh), target)
 
 
 def _alone(value: Any, mesh: Mesh) -> Any:
@@ -157,7 +158,7 @@ def _alone(value: Any, mesh: Mesh) -> Any:
     if len(value.sharding.device_set) == 1 and not _is_explicit(value.sharding):
         return value
     if not value.is_fully_replicated:
-        value = jax.device_put(value, NamedSharding(mesh, PartitionSpec()))
+        value = jax.device_put(_compat.movable(value, mesh), NamedSharding(mesh, PartitionSpec()))
     local = value.addressable_shards[0].data
     if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return jnp.asarray(np.asarray(local))

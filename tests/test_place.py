@@ -367,3 +367,24 @@ def test_each_of_two_processes_builds_its_own_shards_and_compares_nothing(tmp_pa
         for process in running:
             process.kill()
     assert [output.splitlines()[-1] for output in outputs] == ["process 0 ok", "process 1 ok"]
+
+
+@pytest.mark.parametrize("kind", AXIS_TYPES)
+@pytest.mark.parametrize(
+    "make", [lambda: np.arange(64.0, dtype=np.float32), lambda: jax.random.split(jax.random.key(0), 64)]
+)
+def test_an_array_moves_to_a_mesh_that_lacks_its_axes(mesh, make, kind):
+    before = ar.shard_tree({"w": make()}, {"w": "embed"}, mesh=mesh, rules=RULES)
+    other = mesh_of(kind, "x=8")
+    after = ar.shard_tree(before, {"w": "embed"}, mesh=other, rules={"embed": "x"})
+    laid = ar.constrain(after["w"], "embed", mesh=mesh, rules=RULES)
+    for array, where in ((after["w"], NamedSharding(other, P("x"))), (laid, before["w"].sharding)):
+        assert array.sharding == where
+        assert (array == make()).all() if array.dtype == np.float32 else bits_of(array) == bits_of(make())
+    given = ar.shard_tree(before, {"w": "embed"}, mesh=other, rules={"embed": "x"}, donate=True)
+    assert before["w"].is_deleted()
+    assert given["w"].sharding == after["w"].sharding
+
+
+def bits_of(keys):
+    return np.asarray(jax.random.key_data(keys)).tobytes()

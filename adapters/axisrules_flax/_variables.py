@@ -153,7 +153,17 @@ def _with_hook(variable: Any, hook: _Hook) -> Any:
     present = variable.get_metadata().get(hook.key, ())
     theirs = present if isinstance(present, tuple) else (present,)
     others = tuple(one for one in theirs if one is not hook)
-    return (*others, hook) if others else hook
+    return _Hooks((*others, hook)) if others else hook
+
+
+class _Hooks(tuple[Any, ...]):
+    """Several hooks: newer versions of Flax take them apart, older ones call what they find."""
+
+    __slots__ = ()
+
+    def __call__(self, *given: Any) -> None:
+        for hook in self:
+            hook(*given)
 
 
 class _Shows:
