@@ -72,7 +72,7 @@ types: .venv/dev  ## Check types
 	$(BIN)/mypy
 
 x64: .venv/dev  ## Test with 64-bit values switched on
-	$(call cell,2-tree) AXISRULES_EXTRAS=$(EXTRAS) JAX_ENABLE_X64=1 HYPOTHESIS_PROFILE=brief \
+	$(call cell,2-tree_values) AXISRULES_EXTRAS=$(EXTRAS) JAX_ENABLE_X64=1 HYPOTHESIS_PROFILE=brief \
 	  $(BIN)/python $(PYTEST) --dist loadfile $(WIDTH)
 
 wheel: .venv/dev  ## Test the built wheel where flax and equinox are absent
