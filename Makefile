@@ -23,6 +23,8 @@ WIDTH := $(patsubst %,tests/test_%.py,batches checkpoints constrain contract ini
   shard_map states)
 # What a framework's version could break.
 FRAMEWORKS := $(patsubst %,tests/test_%.py,adapters equinox flax flax_layouts flax_transforms guides initializers)
+# The environments outlive changes of the code, so each run installs it anew.
+anew = $(1)/bin/python -m pip install -q --no-deps --force-reinstall .
 # A run of the tests leaves a line for the table of the matrix under the name of its cell.
 cell = rm -f .matrix/$(1).jsonl; export AXISRULES_CELL=$(1);
 # Of the tree's own environment; `browser` where there is one for the tests of the pages.
@@ -82,9 +84,11 @@ wheel: .venv/dev  ## Test the built wheel where flax and equinox are absent
 	$(call cell,3-wheel_without_frameworks) AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(ELSEWHERE) $(call without,init* batches)
 
 oldest: .venv-oldest/done  ## Test on the oldest supported jax
+	$(call anew,.venv-oldest)
 	$(call cell,4-oldest) AXISRULES_EXTRAS=yaml,equinox $(INSTALLED) .venv-oldest/bin/python $(ELSEWHERE)
 
 oldest-flax: .venv-oldest-flax/done  ## Test on the oldest supported flax, which needs a later jax
+	$(call anew,.venv-oldest-flax)
 	$(call cell,5-oldest_flax) AXISRULES_EXTRAS=yaml,equinox,flax $(INSTALLED) .venv-oldest-flax/bin/python \
 	  $(PYTEST) --dist loadfile $(FRAMEWORKS)
 
@@ -92,6 +96,7 @@ newest: $(if $(NEWER),.venv-newest/done)  ## Test on the newest jax, which needs
 ifeq ($(NEWER),)
 	@echo "make newest: SKIPPED, no Python 3.12 or newer was found"; test -z "$$CI"
 else
+	$(call anew,.venv-newest)
 	$(call cell,6-newest) AXISRULES_EXTRAS=yaml,equinox,flax $(INSTALLED) .venv-newest/bin/python $(ELSEWHERE)
 endif
 
