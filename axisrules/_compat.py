@@ -78,11 +78,11 @@ def movable(array: Any, mesh: Mesh | AbstractMesh) -> Any:
     that one lacks an axis of it (seen on jax 0.7.2 and 0.8.1, not on 0.10.2). Goes with jax 0.8.
     """
     sharding = getattr(array, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or set(sharding.mesh.axis_names) <= set(mesh.axis_names):
-        return array
-    if AxisType.Explicit not in sharding.mesh.axis_types or not isinstance(sharding.mesh, Mesh):
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return array
     names = sharding.mesh.axis_names
+    if AxisType.Explicit not in sharding.mesh.axis_types or set(names) <= set(mesh.axis_names):
+        return array
     automatic = Mesh(sharding.mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
     shards = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(

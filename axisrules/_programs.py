@@ -78,13 +78,10 @@ class _Runner:
         program that it goes into: JAX takes such ones as parts of a program on the mesh alone.
         """
         call = jaxpr_as_fun(as_function(direct, self.like))
-        made: Sequence[Any]
         if any(_is_explicit(getattr(var.aval, "sharding", None)) for var in direct.inputs):
             with jax.set_mesh(self.mesh):
-                made = jax.jit(call)(*map(self._on_mesh, given))
-        else:
-            made = call(*[_alone(value, self.mesh) for value in given])
-        return made
+                return list(jax.jit(call)(*map(self._on_mesh, given)))
+        return list(call(*[_alone(value, self.mesh) for value in given]))
 
     def run(self, values: dict[Var, Any]) -> None:
         """Runs the steps one after another, and gives up what no later one reads."""

@@ -230,8 +230,8 @@ class _Work:
 
     def check(self, mesh: Any) -> None:
         """Refuses what is wrong whatever the rules are: the names, the options."""
-        options = {**self.options, "fill": None}
-        make_plan(self.tree, self.names, mesh=mesh, rules=(), **{**options, "unmapped": "replicate"})
+        options = {**self.options, "fill": None, "unmapped": "replicate"}
+        make_plan(self.tree, self.names, mesh=mesh, rules=(), **options)
 
     def row(self, name: str, rules: RulesLike, mesh: Any) -> Row:
         """One row; what cannot be planned is a row with the reason."""

@@ -63,8 +63,10 @@ class Score:
 
     def beats(self, other: Score) -> bool:
         """Whether it is better: fits, then seconds, then waste, then bytes; what both know counts."""
-        if self.excels(other) or other.excels(self):
-            return self.excels(other)
+        if self.excels(other):
+            return True
+        if other.excels(self):
+            return False
         mine, theirs = self.traffic.wire_bytes, other.traffic.wire_bytes
         return mine is not None and theirs is not None and _less(mine, theirs, CLOSE)
 
