@@ -5,7 +5,7 @@ Owns these checks. Prices nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding
@@ -39,16 +39,28 @@ def check_mesh(given: Any, plan: Plan, word: str) -> None:
         MeshError: An axis has another size, or is not there.
     """
     sizes = dict(plan.mesh.shape_tuple)
-    shardings = [getattr(leaf, "sharding", None) for leaf in flatten(given).leaves]
-    meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding)]
-    for mesh in [given.mesh] if isinstance(given, Plan) else meshes:
-        if any(size > 1 and sizes.get(axis) != size for axis, size in mesh.shape_tuple):
-            own = dict(mesh.shape_tuple)
-            raise MeshError(
-                f"the {word} lies on {format_mesh(own)}, and the parameters lie on {format_mesh(sizes)}",
-                mesh=sizes,
-                fix=f"lay the {word} out on the mesh of the plan.",
-            )
+    raise_all(
+        MeshError(
+            f"the {word} lies on {format_mesh(own)}, and the parameters lie on {format_mesh(sizes)}",
+            paths=paths,
+            mesh=sizes,
+            fix=f"lay the {word} out on the mesh of the plan.",
+        )
+        for paths, own in _meshes(given)
+        if any(size > 1 and sizes.get(axis) != size for axis, size in own.items())
+    )
+
+
+def _meshes(given: Any) -> Iterator[tuple[list[str], dict[str, int]]]:
+    """The mesh of a plan, or of each array that has one, with the array's path."""
+    if isinstance(given, Plan):
+        yield [], dict(given.mesh.shape_tuple)
+        return
+    flat = flatten(given)
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            yield [path], dict(sharding.mesh.shape_tuple)
 
 
 def check_time_limit(seconds: Any, *, at_once: bool) -> None:
