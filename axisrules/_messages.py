@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from axisrules._text import format_mesh
+from axisrules._text import format_count, format_mesh
 
 _LABELS = ("at", "names", "shape", "mesh", "rule", "fix")  # the order in which a message shows them
 _LISTED = 100  # leaves that an error lists one by one
@@ -135,7 +135,7 @@ def gather(failures: Iterable[AxisRulesError]) -> AxisRulesError | None:
     classes = {type(one) for one in singles}
     cls = classes.pop() if len(classes) == 1 else PlanError
     leaves = len({path for one in singles for path in one.paths})
-    headline = f"{len(singles)} problems" + (f" in {leaves} leaves" if leaves else "")
+    headline = f"{len(singles)} problems" + (f" in {format_count(leaves, 'leaf', 'leaves')}" if leaves else "")
     paths = dict.fromkeys(path for one in singles for path in one.paths)
     return cls(headline, paths=tuple(paths), failures=singles)
 

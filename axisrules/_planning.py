@@ -32,7 +32,7 @@ from axisrules._rules import RulesLike
 from axisrules._single import warn_unmapped
 from axisrules._specs import check_spec
 from axisrules._tables import NameTable
-from axisrules._text import format_bytes
+from axisrules._text import format_bytes, format_count
 from axisrules._trees import NO_ENTRY, Flat, flatten
 
 
@@ -291,7 +291,7 @@ class _Work:
             size = format_bytes(sum(one.nbytes for one in leaves.values()))
             few = list(leaves)[:3]
             more = f" and {len(leaves) - 3} more" if len(leaves) > 3 else ""
-            where = f" in {len(leaves)} leaves of {size}: {', '.join(few)}{more}"
+            where = f" in {format_count(len(leaves), 'leaf', 'leaves')} of {size}: {', '.join(few)}{more}"
             warn_unmapped(list(by_name), self.options.rules, where=where)
 
 

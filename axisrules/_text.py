@@ -43,9 +43,9 @@ def format_bytes(number: int) -> str:
     return f"{number:,} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"
 
 
-def format_count(number: int, word: str) -> str:
-    """A number of things: ``1 change``, ``2 changes``."""
-    return f"{number:,} {word}" + ("s" if number != 1 else "")
+def format_count(number: int, word: str, several: str | None = None) -> str:
+    """A number of things: ``1 change``, ``2 changes``; ``several`` is a plural of its own, as of leaf."""
+    return f"{number:,} {word if number == 1 else several or word + 's'}"
 
 
 def format_spec(spec: Iterable[Any]) -> str:

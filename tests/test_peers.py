@@ -1,45 +1,23 @@
 """The side by side comparison: its judge can be trusted, and axisrules is right on every input of it."""
 
-import importlib.util
-import json
-import os
-import subprocess
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
 PEERS = Path(__file__).parents[1] / "benchmarks" / "peers"
-pytestmark = pytest.mark.skipif(not PEERS.exists(), reason="the benchmarks are not part of a package")
-
-
-def module(name):
-    """A file of the comparison, which is no package: it runs under the Python of every peer."""
-    spec = importlib.util.spec_from_file_location(f"peers_{name}", PEERS / f"{name}.py")
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-judge, inputs = module("judge"), module("inputs")
-REPORTED = [(case, run) for case, run in inputs.reported() if inputs.beyond(case) is None]
+sys.path.append(str(PEERS))  # the comparison is no package: it runs under the Python of every peer
+inputs, judge, runner = map(importlib.import_module, ("inputs", "judge", "run"))
+REPORTED = inputs.reported()
 
 
 @pytest.fixture(scope="module")
 def answers():
-    """What the adapter of axisrules answers to all reported inputs, in a process of its own."""
-    asked = [inputs.asked(case, run) for case, run in REPORTED]
-    if importlib.util.find_spec("optax") is None:
-        asked = [{**one, "missing": ["optax"]} for one in asked]
-    made = subprocess.run(
-        [sys.executable, "-P", PEERS / "adapters" / "axisrules.py"],
-        input=json.dumps({"devices": 8, "inputs": asked}),
-        env={**os.environ, "PYTHONPATH": str(PEERS)},
-        capture_output=True,
-        text=True,
-    )
-    assert made.returncode == 0, made.stderr
-    return json.loads(made.stdout)["answers"]
+    """What the adapter of axisrules answers to all reported inputs, in processes of its own."""
+    for package in ("optax", "orbax.checkpoint"):
+        pytest.importorskip(package)
+    return runner.answers(sys.executable, runner.PEERS["axisrules"], REPORTED)[1]
 
 
 NUMBERED = [
@@ -49,10 +27,8 @@ NUMBERED = [
 
 @pytest.mark.parametrize("number", NUMBERED)
 def test_axisrules_is_right_on_every_reported_input(answers, number):
-    case, run = REPORTED[number]
-    if answers[number].get("na") == "optax is not installed":
-        pytest.skip("optax is not installed")
-    assert judge.judge(case, run, answers[number])[0] == "right", judge.judge(case, run, answers[number])
+    verdict, why = judge.judge(*REPORTED[number], answers[number])
+    assert verdict == "right", why
 
 
 CASE = {
@@ -123,10 +99,13 @@ def test_other_axis_types_than_asked_for_are_wrong():
     assert verdict(RUN, answer(types=case["mesh_axis_types"]), case) == "right"
 
 
-def test_what_is_moved_twice_untied_or_too_large_is_wrong():
+def test_what_is_moved_twice_gathered_untied_or_too_large_is_wrong():
     assert verdict({**RUN, "second_call_moves_bytes": 0}, {**answer(), "moved": ["a/w"]}) == "silently wrong"
     assert verdict({**RUN, "device0_bytes": 23}, answer()) == "silently wrong"
     assert verdict({**RUN, "device0_bytes": 24}, answer()) == "right"
+    gathered = {**RUN, "no_host_allgather": True}
+    assert verdict(gathered, {**answer(), "gathered": [2**20]}) == "silently wrong"
+    assert verdict(gathered, {**answer(), "gathered": [64]}) == "right"
     two = {**answer(), "leaves": {path: {"tiles": TILES, "object": path} for path in ("a/w", "b")}}
     assert verdict({**RUN, "same_object": [["a/w", "b"]]}, two) == "silently wrong"
 

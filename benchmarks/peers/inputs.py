@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
-CALLS = ("resolve", "plan", "shard_tree", "constraint", "init")
 PAIR = (("embed", "data"), ("mlp", "model"))
 MODEL = (
     *(("embed", "data"), ("embed_attn", "data"), ("embed_vocab", "data"), ("norm", None)),
@@ -29,16 +28,10 @@ def reported() -> list[Input]:
     return [(case, run) for case in cases for run in case["expect"]]
 
 
-def beyond(case: dict[str, Any]) -> str | None:
-    """Why no peer is asked about this case, or None."""
-    if case["call"] not in CALLS:
-        return f"{case['call']} is not compared here"
-    return "needs several processes, which are not compared here" if case.get("processes") else None
-
-
 def devices(case: dict[str, Any]) -> int:
-    """How many devices a process has to simulate: all those of the mesh, or 8 without one."""
-    return math.prod(case["mesh"].values()) if case["mesh"] else 8
+    """How many devices have to be simulated: all those of its meshes, or 8 without one."""
+    meshes = [case[mesh] for mesh in ("mesh", "saved_mesh") if case.get(mesh)]
+    return max((math.prod(sizes.values()) for sizes in meshes), default=8)
 
 
 def asked(case: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:

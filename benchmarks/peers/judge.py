@@ -16,6 +16,7 @@ WARNED = "wrong, with a warning"
 NAMED = "refused by name"
 REFUSED = "refused"  # with an error that does not say which parameter
 NOT_APPLICABLE = "n/a"
+LARGE = 65536  # bytes that no two processes have to tell each other about a plan
 CRASHES = ("AttributeError", "TypeError")  # Python's own, about a value that nobody looked at
 
 VERDICTS = (RIGHT, UNREPORTED, WRONG, WARNED, NAMED, REFUSED, NOT_APPLICABLE)
@@ -38,8 +39,9 @@ def judge(case: dict[str, Any], run: dict[str, Any], answer: dict[str, Any]) -> 
     for path, spec in run["specs"].items():
         if fault := _fault(case, run, path, spec, answer["leaves"]):
             return _wrong(answer, f"{path}: {fault}")
-    if fault := _same_objects(run, answer) or _moved(run, answer) or _too_large(run, answer):
-        return _wrong(answer, fault)
+    for look in (_same_objects, _moved, _gathered, _too_large):
+        if fault := look(run, answer):
+            return _wrong(answer, fault)
     return _told(run, answer)
 
 
@@ -163,6 +165,12 @@ def _same_objects(run: dict[str, Any], answer: dict[str, Any]) -> str | None:
 def _moved(run: dict[str, Any], answer: dict[str, Any]) -> str | None:
     if run.get("second_call_moves_bytes") == 0 and answer["moved"]:
         return f"a second call moved {answer['moved'][0]}"
+    return None
+
+
+def _gathered(run: dict[str, Any], answer: dict[str, Any]) -> str | None:
+    if run.get("no_host_allgather") and max(answer["gathered"], default=0) >= LARGE:
+        return f"gathered {max(answer['gathered'])} bytes from every process"
     return None
 
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +26,7 @@ import tables
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LIMIT = 1800  # seconds for one process
+LIMIT = 600  # seconds for one process
 
 
 class Peer(NamedTuple):
@@ -64,41 +66,64 @@ def environment(requirements: str) -> str | None:
     return None
 
 
-def ask(python: Path | str, peer: Peer, devices: int, asked: list[dict[str, Any]]) -> dict[str, Any]:
-    """One process of one adapter: its versions and an answer per input."""
+def ask(
+    python: Path | str, peer: Peer, asked: list[dict[str, Any]], devices: int, processes: int = 1
+) -> list[dict[str, Any]]:
+    """Of each process of one adapter, its versions and an answer per input; they share the devices."""
+    request: dict[str, Any] = {"devices": devices // processes, "inputs": asked}
+    if processes == 1:
+        return [_answered(python, peer, request)]
+    request |= {"processes": processes, "address": f"127.0.0.1:{_free_port()}"}
+    requests = [{**request, "process": process} for process in range(processes)]
+    with ThreadPoolExecutor(processes) as pool:
+        return list(pool.map(lambda one: _answered(python, peer, one), requests))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answered(python: Path | str, peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
     # -P and the path: an adapter is named after what it adapts, and must not be found in its place.
-    made = subprocess.run(
-        [python, "-P", HERE / "adapters" / f"{peer.adapter}.py"],
-        input=json.dumps({"devices": devices, "inputs": asked}),
-        env={**os.environ, "PYTHONPATH": str(HERE), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    command = [python, "-P", HERE / "adapters" / f"{peer.adapter}.py"]
+    env = {**os.environ, "PYTHONPATH": str(HERE), "JAX_PLATFORMS": "cpu"}
+    try:
+        made = subprocess.run(
+            command, input=json.dumps(request), env=env, capture_output=True, text=True, timeout=LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return _silent(request, f"no answer in {LIMIT} s")
     if made.returncode:
-        last = (made.stderr.strip() or f"exit {made.returncode}").splitlines()[-1]
-        return {"versions": {}, "answers": [{"na": f"does not run: {last}"}] * len(asked)}
+        return _silent(request, (made.stderr.strip() or f"exit {made.returncode}").splitlines()[-1])
     return json.loads(made.stdout)
+
+
+def _silent(request: dict[str, Any], why: str) -> dict[str, Any]:
+    return {"versions": {}, "answers": [{"na": f"does not run: {why}"}] * len(request["inputs"])}
 
 
 def answers(
     python: Path | str, peer: Peer, questions: list[inputs.Input]
 ) -> tuple[dict[str, str], list[Any]]:
-    """The answers to all inputs in their order; one process for each number of devices."""
+    """The answers to all inputs in their order, of several processes the worst."""
     found: list[Any] = [None] * len(questions)
-    groups: dict[int, list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for number, (case, _) in enumerate(questions):
-        if why := inputs.beyond(case):
-            found[number] = {"na": why}
-        else:
-            groups.setdefault(inputs.devices(case), []).append(number)
+        groups.setdefault((inputs.devices(case), case.get("processes", 1)), []).append(number)
     versions: dict[str, str] = {}
-    for devices, numbers in groups.items():
-        made = ask(python, peer, devices, [inputs.asked(*questions[number]) for number in numbers])
-        versions = made["versions"] or versions
-        for number, answer in zip(numbers, made["answers"], strict=True):
-            found[number] = answer
+    for setting, numbers in groups.items():
+        told = [inputs.asked(*questions[number]) for number in numbers]
+        made = ask(python, peer, told, *setting)
+        versions = made[0]["versions"] or versions
+        for number, *each in zip(numbers, *(one["answers"] for one in made), strict=True):
+            found[number] = _worst_answer(questions[number], each)
     return versions, found
+
+
+def _worst_answer(question: inputs.Input, found: list[Any]) -> Any:
+    return max(found, key=lambda answer: _rank(judge.judge(*question, answer)))
 
 
 def judged(questions: list[inputs.Input], found: list[Any]) -> list[tuple[str, str]]:
@@ -159,7 +184,11 @@ def speed(chosen: dict[str, Peer], missing: dict[str, str | None], rounds: int) 
 
 
 def _worst(verdicts: list[tuple[str, str]]) -> tuple[str, str]:
-    return max(verdicts, key=lambda verdict: judge.VERDICTS.index(verdict[0]))
+    return max(verdicts, key=_rank)
+
+
+def _rank(verdict: tuple[str, str]) -> int:
+    return judge.VERDICTS.index(verdict[0])
 
 
 def main() -> None:

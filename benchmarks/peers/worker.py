@@ -3,10 +3,10 @@
 It prepares every input, times every call and writes results down in the same way for every peer, and
 it refuses to judge: `judge.py` does that, in another process, for all of them.
 
-An adapter is an object with any of ``resolve``, ``plan``, ``shard_tree``, ``constraint`` and ``init``.
-Each takes a `Case` and returns a function without arguments, which is what is timed. Its result is a tree
-of whatever the peer makes: ``read(result)`` turns it into leaves by path, a ``PartitionSpec``, a sharding
-or an array each, and is not timed; without one, the tree is flattened. ``scope(case)`` may enter a context.
+An adapter has any of ``resolve``, ``plan``, ``shard_tree``, ``constraint``, ``init`` and ``restore``. Each
+takes a `Case` and returns a function without arguments, which is what is timed. Its result is a tree of
+whatever the peer makes: ``read(result)`` turns it into leaves by path, a ``PartitionSpec``, a sharding or
+an array each, and is not timed; without one, the tree is flattened. ``scope(case)`` may enter a context.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import os
 import sys
+import tempfile
 import threading
 import warnings
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from types import SimpleNamespace
@@ -25,6 +28,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
@@ -52,6 +56,7 @@ class Case:
     arrays: dict[str, Any]
     options: dict[str, Any]
     raw: dict[str, Any] = field(repr=False)
+    checkpoint: Path | None = None  # of Orbax, with the values of `arrays`
 
     def only(self, **known: Any) -> None:
         """Refuse any option that is neither known nor what the peer does anyway."""
@@ -82,8 +87,6 @@ class Case:
     def optimizer(self) -> Any:
         if "optimizer" not in self.raw:
             return None
-        if "optax" in self.raw.get("missing", ()):
-            raise NotApplicableError("optax is not installed")
         import optax
 
         return getattr(optax, self.raw["optimizer"])(1e-3)
@@ -167,9 +170,15 @@ def perform(adapter: Any, raw: dict[str, Any]) -> dict[str, Any]:
         case = prepare(raw)
         if not hasattr(adapter, case.call):
             raise NotApplicableError(adapter.lacks[case.call])
-        with warnings.catch_warnings(record=True) as caught, _scope(adapter, case):
+        with (
+            _checkpoint(case) as case,
+            warnings.catch_warnings(record=True) as caught,
+            _scope(adapter, case),
+            _gathers() as gathered,
+        ):
             warnings.simplefilter("always")
             outcome = _called(adapter, case)
+        outcome["gathered"] = gathered
         outcome["warned"] = [str(one.message) for one in caught if one.category is not DeprecationWarning]
     except NotApplicableError as reason:
         return {"na": str(reason)}
@@ -180,6 +189,65 @@ def perform(adapter: Any, raw: dict[str, Any]) -> dict[str, Any]:
 
 def _scope(adapter: Any, case: Case) -> Any:
     return adapter.scope(case) if hasattr(adapter, "scope") else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _checkpoint(case: Case) -> Any:
+    """The case, for a restore with its values saved from the mesh that it names, or from one device."""
+    if case.call != "restore":
+        yield case
+        return
+    sizes = case.raw.get("saved_mesh", {})
+    mesh = _mesh({"mesh": sizes})
+    with tempfile.TemporaryDirectory() as folder, _orbax() as checkpointer:
+        saved = Path(folder) / "saved"
+        placed = {
+            path: jax.device_put(
+                array, mesh and NamedSharding(mesh, PartitionSpec(*list(sizes)[: array.ndim]))
+            )
+            for path, array in case.arrays.items()
+        }
+        checkpointer.save(saved, nest(placed))
+        checkpointer.wait_until_finished()
+        yield replace(case, checkpoint=saved)
+
+
+def _orbax() -> Any:
+    import orbax.checkpoint
+
+    return orbax.checkpoint.StandardCheckpointer()
+
+
+def restored(case: Case, layout: dict[str, Any]) -> Any:
+    """What Orbax restores under the layout of a peer, which leaves the call to its user."""
+    targets = {
+        path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(layout[path], case.mesh))
+        for path, leaf in case.tree.items()
+    }
+    with _orbax() as checkpointer:
+        return checkpointer.restore(case.checkpoint, nest(targets))
+
+
+@contextlib.contextmanager
+def _gathers() -> Any:
+    """Note the bytes of every value that goes through the host to all other processes."""
+    names, noted = ("process_allgather", "broadcast_one_to_all"), []
+
+    def noting(function: Any) -> Any:
+        def noted_call(tree: Any, *args: Any, **options: Any) -> Any:
+            noted.extend(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
+            return function(tree, *args, **options)
+
+        return noted_call
+
+    before = {name: getattr(multihost_utils, name) for name in names}
+    for name, function in before.items():
+        setattr(multihost_utils, name, noting(function))
+    try:
+        yield noted
+    finally:
+        for name, function in before.items():
+            setattr(multihost_utils, name, function)
 
 
 def _called(adapter: Any, case: Case) -> dict[str, Any]:
@@ -242,11 +310,9 @@ def written(leaf: Any, path: str, case: Case) -> dict[str, Any]:
     if isinstance(leaf, jax.Array):
         return _array(
             leaf,
-            case.arrays.get(path) if case.call in ("shard_tree", "constraint") else None,
+            case.arrays.get(path) if case.call in ("shard_tree", "constraint", "restore") else None,
         )
-    sharding = getattr(leaf, "sharding", leaf)
-    if isinstance(sharding, PartitionSpec) and case.mesh is not None:
-        sharding = NamedSharding(case.mesh, sharding)
+    sharding = _sharding(leaf, case.mesh)
     if not isinstance(sharding, NamedSharding):
         return {"other": type(leaf).__name__}
     shape = case.tree[path].shape if path in case.tree else leaf.shape
@@ -256,8 +322,16 @@ def written(leaf: Any, path: str, case: Case) -> dict[str, Any]:
     return {"tiles": _tiles(sharding, shape) if isinstance(sharding.mesh, Mesh) else None}
 
 
+def _sharding(leaf: Any, mesh: Mesh | None) -> Any:
+    """That of a leaf, which is a spec, a sharding, or has one."""
+    found = getattr(leaf, "sharding", leaf)
+    return NamedSharding(mesh, found) if isinstance(found, PartitionSpec) and mesh is not None else found
+
+
 def _array(array: jax.Array, source: Any) -> dict[str, Any]:
-    kept = source is None or np.array_equal(np.asarray(array), np.asarray(source))
+    kept = source is None or all(
+        np.array_equal(shard.data, np.asarray(source)[shard.index]) for shard in array.addressable_shards
+    )
     axes = getattr(array.sharding, "mesh", None)
     types = {} if axes is None else {a: t.name for a, t in zip(axes.axis_names, axes.axis_types, strict=True)}
     tiles = _tiles(array.sharding, array.shape)
@@ -265,10 +339,11 @@ def _array(array: jax.Array, source: Any) -> dict[str, Any]:
 
 
 def _tiles(sharding: Any, shape: tuple[int, ...]) -> dict[str, list[list[int]]]:
-    """By device, the half-open range of every dimension that it holds."""
+    """By the place of a device among all, the half-open range of every dimension that it holds."""
     found = sharding.devices_indices_map(tuple(shape))
+    place = {device: number for number, device in enumerate(jax.devices())}  # ids have gaps between processes
     return {
-        str(device.id): [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
+        str(place[device]): [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
         for device, index in found.items()
     }
 
@@ -281,9 +356,21 @@ def reported(leaves: dict[str, Any], report: list[dict[str, Any]]) -> SimpleName
 def serve(adapter: Any) -> None:
     """Answer the request on stdin."""
     request = json.load(sys.stdin)
+    with os.fdopen(os.dup(1), "w") as answer:  # which is all that stdout holds
+        os.dup2(2, 1)
+        _start(request)
+        versions = {
+            name: importlib.metadata.version(name) for name in dict.fromkeys(("jax", *adapter.packages))
+        }
+        answers = [perform(adapter, raw) for raw in request["inputs"]]
+        json.dump({"versions": versions, "answers": answers}, answer)
+
+
+def _start(request: dict[str, Any]) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", request["devices"])
-    versions = {name: importlib.metadata.version(name) for name in dict.fromkeys(("jax", *adapter.packages))}
-    with contextlib.redirect_stdout(sys.stderr):  # the answer is all that stdout holds
-        answers = [perform(adapter, raw) for raw in request["inputs"]]
-    json.dump({"versions": versions, "answers": answers}, sys.stdout)
+    if "process" in request:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            request["address"], num_processes=request["processes"], process_id=request["process"]
+        )

@@ -79,6 +79,10 @@ class Adapter:
 
         return run
 
+    def restore(self, case):
+        names, rules = self._names(case), ar.Rules(case.rules)
+        return lambda: ar.checkpoints.restore_orbax(case.checkpoint, names, mesh=case.mesh, rules=rules)
+
     def _names(self, case):
         if "path_rules" in case.raw:
             return ar.NameTable([(pattern, tuple(names)) for pattern, names in case.raw["path_rules"]])

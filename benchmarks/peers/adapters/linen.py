@@ -3,7 +3,7 @@
 import jax
 from flax import linen as nn
 from flax.core import meta
-from worker import nest, serve
+from worker import flat, nest, restored, serve
 
 
 class Adapter:
@@ -68,6 +68,10 @@ class Adapter:
             return jax.jit(lambda: meta.unbox(make()), out_shardings=shardings)()
 
         return run
+
+    def restore(self, case):
+        plan = self.plan(case)
+        return lambda: restored(case, flat(plan()))
 
     def _boxed(self, case, arrays):
         return {

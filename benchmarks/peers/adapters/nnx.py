@@ -4,7 +4,7 @@ import contextlib
 
 import jax
 from flax import nnx
-from worker import NotApplicableError, flat, nest, serve
+from worker import NotApplicableError, flat, nest, restored, serve
 
 
 class Model(nnx.Module):
@@ -67,6 +67,16 @@ class Adapter:
             model, state = make()
             moments = nnx.state(state, nnx.optimizer.OptState).to_pure_dict()["opt_state"]
             return {**nnx.state(model).to_pure_dict(), "opt": moments}
+
+        return run
+
+    def restore(self, case):
+        def model():
+            return Model(nest(self._variables(case, case.make())))
+
+        def run():
+            _, target = nnx.get_abstract_model(model, case.mesh)
+            return restored(case, self.read(nnx.to_pure_dict(target)))
 
         return run
 

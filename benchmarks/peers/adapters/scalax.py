@@ -13,7 +13,7 @@ from scalax.sharding import (
     TreePathShardingRule,
     with_sharding_constraint,
 )
-from worker import NotApplicableError, nest, serve
+from worker import NotApplicableError, flat, nest, restored, serve
 
 
 class Adapter:
@@ -54,6 +54,10 @@ class Adapter:
             return made if optimizer is None else {**made, "opt": optimizer.init(made)}
 
         return lambda: helper.sjit(make, out_shardings=rule)()
+
+    def restore(self, case):
+        plan = self.plan(case)
+        return lambda: restored(case, flat(plan()))
 
     def _helper(self, case):
         if case.mesh is None:

@@ -8,7 +8,7 @@ from substrax.mesh.rules import (
     create_named_sharding,
     partition_spec_for_names,
 )
-from worker import NotApplicableError, nest, serve
+from worker import NotApplicableError, nest, restored, serve
 
 FIELDS = tuple(field.name for field in dataclasses.fields(MeshRules))
 
@@ -41,6 +41,10 @@ class Adapter:
             raise NotApplicableError("has nothing for the layout of an optimizer's state")
         shardings = self.plan(case)
         return lambda: jax.jit(lambda: nest(case.make()), out_shardings=nest(shardings()))()
+
+    def restore(self, case):
+        plan = self.plan(case)
+        return lambda: restored(case, plan())
 
     def _rules(self, case):
         rules = case.single_rules()

@@ -3,7 +3,7 @@
 import jax
 from taktiny.takt.optimizer import Optimizer
 from taktiny.utils import sharding, spmd
-from worker import NotApplicableError, nest, serve
+from worker import NotApplicableError, flat, nest, restored, serve
 
 
 class Adapter:
@@ -58,6 +58,10 @@ class Adapter:
                 return {**made, "opt": Optimizer(nest(made), optimizer).state}
 
         return run
+
+    def restore(self, case):
+        plan = self.plan(case)
+        return lambda: restored(case, flat(plan()))
 
     def _sharding(self, case, path):
         leaf = case.tree[path]
