@@ -107,7 +107,8 @@ def check_expressible(mesh: AnyMesh, spec: PartitionSpec, *, traced: bool, known
     if explicit and (here.shape_tuple != mesh.shape_tuple or here.axis_types != mesh.axis_types):
         raise ConstraintError(
             "a mesh with Explicit axes has to be the mesh of the trace",
-            fix="call the jitted function inside `with jax.set_mesh(mesh):`.",
+            fix="call the jitted function inside `with jax.set_mesh(mesh):`; "
+            "in a function given to axisrules.init leave the constraint out, its result is laid out anyway.",
             **facts,
         )
     sizes = dict(axis_sizes(mesh))

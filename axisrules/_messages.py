@@ -135,7 +135,9 @@ def gather(failures: Iterable[AxisRulesError]) -> AxisRulesError | None:
     classes = {type(one) for one in singles}
     cls = classes.pop() if len(classes) == 1 else PlanError
     leaves = len({path for one in singles for path in one.paths})
-    headline = f"{len(singles)} problems" + (f" in {format_count(leaves, 'leaf', 'leaves')}" if leaves else "")
+    headline = f"{len(singles)} problems" + (
+        f" in {format_count(leaves, 'leaf', 'leaves')}" if leaves else ""
+    )
     paths = dict.fromkeys(path for one in singles for path in one.paths)
     return cls(headline, paths=tuple(paths), failures=singles)
 
