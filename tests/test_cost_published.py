@@ -55,7 +55,14 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("sizes", "rename"), [({"data": 8, "model": 4}, str), *OTHERS])
+@pytest.mark.parametrize(
+    ("sizes", "rename"),
+    [
+        ({"data": 8, "model": 4}, str),
+        *OTHERS[-2:],
+        *[pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS[:-2]],
+    ],
+)
 def test_a_model_that_published_names_leave_whole_is_repaired(sizes, rename):
     tree, names = unet(rename)
     mesh = abstract(sizes)

@@ -51,7 +51,14 @@ def run(script, processes, devices):
 
 
 @pytest.mark.parametrize(
-    ("processes", "devices", "types"), [(2, 4, "auto"), (4, 2, "explicit"), (2, 4, {"data": "explicit"})]
+    ("processes", "devices", "types"),
+    [
+        (2, 4, "explicit"),
+        *[
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in [(4, 2, "auto"), (4, 2, "explicit"), (2, 4, "auto"), (2, 4, {"data": "explicit"})]
+        ],
+    ],
 )
 def test_every_process_holds_its_shards(processes, devices, types):
     script = f"""
