@@ -24,7 +24,9 @@ WIDTH := $(patsubst %,tests/test_%.py,batches checkpoints constrain contract ini
 # What a version of Flax could break.
 FLAX := $(patsubst %,tests/test_%.py,adapters flax flax_layouts flax_transforms guides)
 # Most modules of a package are never imported: compiling them all takes longer than the rest of an install.
+# Those that are imported are compiled once, also where Python is told to keep nothing.
 INSTALL := install -q --no-compile
+export PYTHONDONTWRITEBYTECODE :=
 # The other environments have no pip of their own, which takes long to make: that of .venv serves.
 made = $(2) -m venv --clear --without-pip $(1) && $(BIN)/python -m pip --python $(1) $(INSTALL)
 # They outlive changes of the code, so each run installs it anew.
