@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, Unpack
 
@@ -233,10 +234,7 @@ def _alignment_step(
 def _place_device(moves: Sequence[_Move]) -> list[Any]:
     if not moves:
         return []
-    sources = [
-        move.leaf if move.leaf.dtype == move.placement.dtype else move.leaf.astype(move.placement.dtype)
-        for move in moves
-    ]
+    sources = [_cast(move.leaf, move.placement.dtype) for move in moves]
     if not moves[0].sharding.is_fully_addressable:
         return [put_global(source, move.sharding) for source, move in zip(sources, moves, strict=True)]
     sources = [
@@ -244,6 +242,15 @@ def _place_device(moves: Sequence[_Move]) -> list[Any]:
     ]
     made: list[Any] = jax.device_put(sources, [move.sharding for move in moves])
     return made
+
+
+def _cast(leaf: jax.Array, dtype: Any) -> jax.Array:
+    """The values in a dtype, computed where they lie: another active mesh would not do for Explicit axes."""
+    if leaf.dtype == dtype:
+        return leaf
+    mesh = getattr(leaf.sharding, "mesh", None)
+    with jax.set_mesh(mesh) if isinstance(mesh, Mesh) else nullcontext():
+        return leaf.astype(dtype)
 
 
 def put_global(value: jax.Array, sharding: NamedSharding) -> jax.Array:

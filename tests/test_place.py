@@ -1,5 +1,6 @@
 """shard_tree on real arrays: where they lie, that nothing else changes, and that nothing is shared."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -133,6 +134,18 @@ def test_dtype_casts_on_the_way(mesh):
     placed = ar.shard_tree(tree, names, mesh=mesh, rules=RULES, dtype="bfloat16")
     assert [str(a.dtype) for a in placed.values()] == ["bfloat16", "bfloat16", "int8"]
     assert placed["live"].sharding == NamedSharding(mesh, P("data", "model"))
+
+
+@pytest.mark.parametrize("active", [*AXIS_TYPES, None])
+@pytest.mark.parametrize("before", AXIS_TYPES)
+def test_arrays_are_cast_whichever_mesh_is_active(before, active, mesh):
+    source = {"w": values(8, 4)}
+    placed = ar.shard_tree(source, {"w": "embed mlp"}, mesh=mesh_of(before), rules=RULES)
+    with jax.set_mesh(mesh_of(active)) if active else contextlib.nullcontext():
+        cast = ar.shard_tree(placed, {"w": "embed mlp"}, mesh=mesh, rules=RULES, dtype="bfloat16")["w"]
+    assert cast.sharding.mesh == mesh
+    assert cast.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(cast, np.float32), source["w"])
 
 
 def test_memory_maps_and_views_are_placed(tmp_path, mesh):
