@@ -64,6 +64,8 @@ class Adapter:
             raise NotApplicableError("every call is a method of a mesh")
         if jax.sharding.AxisType.Explicit in case.mesh.axis_types:
             raise NotApplicableError("makes its own mesh, of Auto axes")
+        if case.mesh.size < jax.device_count():
+            raise NotApplicableError("makes its own mesh, of all devices")
         return MeshShardingHelper(case.mesh.devices.shape, case.mesh.axis_names)
 
     def _rule(self, case):
