@@ -38,14 +38,15 @@ cell = rm -f .matrix/$(1).jsonl; export AXISRULES_CELL=$(1);
 EXTRAS := yaml,demo,equinox,flax,optax,orbax,report,page,cli,testing$(if $(or $(CI),$(shell command -v chromedriver)),$(comma)browser)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests compile the same programs again and again; benchmarks and the demo keep JAX's defaults.
-test x64 wheel oldest oldest-flax newest check-all: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.jax-cache
-test x64 wheel oldest oldest-flax newest check-all: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
-test x64 wheel oldest oldest-flax newest check-all: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
+CACHED := test x64 wheel oldest oldest-flax newest check-all
+$(CACHED): export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.jax-cache
+$(CACHED): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
+$(CACHED): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 
 .PHONY: help demo test check check-all mutants check-tpu bench bench-peers lint types x64 wheel oldest oldest-flax newest clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: .venv/demo  ## Shard a real checkpoint over 8 simulated devices, three ways
 	$(BIN)/python -m axisrules.demo
