@@ -1,7 +1,8 @@
 """axisrules, as its README says: a tree of names, `plan`, `shard_tree`, `constrain` and `init`."""
 
 import jax
-from worker import nest, reported, serve
+from cases import nest
+from worker import reported, serve
 
 import axisrules as ar
 

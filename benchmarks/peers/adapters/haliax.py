@@ -4,8 +4,9 @@ import contextlib
 
 import haliax as hax
 import jax
+from cases import NotApplicableError, flat
 from haliax.partitioning import infer_resource_partitions, pspec_for_axis
-from worker import NotApplicableError, flat, restored, serve
+from worker import restored, serve
 
 
 class Adapter:

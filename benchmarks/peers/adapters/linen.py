@@ -1,9 +1,10 @@
 """Flax Linen: boxes with logical names, their shardings, and a jit or a device_put with these."""
 
 import jax
+from cases import flat, nest
 from flax import linen as nn
 from flax.core import meta
-from worker import flat, nest, restored, serve
+from worker import restored, serve
 
 
 class Adapter:

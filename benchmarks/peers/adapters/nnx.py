@@ -3,8 +3,9 @@
 import contextlib
 
 import jax
+from cases import NotApplicableError, flat, nest
 from flax import nnx
-from worker import NotApplicableError, flat, nest, restored, serve
+from worker import restored, serve
 
 
 class Model(nnx.Module):

@@ -7,13 +7,14 @@ reads the rules as a table of one axis a name, and leaves out what asks for more
 import re
 
 import jax
+from cases import NotApplicableError, flat, nest
 from scalax.sharding import (
     MeshShardingHelper,
     PartitionSpec,
     TreePathShardingRule,
     with_sharding_constraint,
 )
-from worker import NotApplicableError, flat, nest, restored, serve
+from worker import restored, serve
 
 
 class Adapter:

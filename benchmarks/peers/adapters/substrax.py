@@ -3,12 +3,13 @@
 import dataclasses
 
 import jax
+from cases import NotApplicableError, nest
 from substrax.mesh.rules import (
     MeshRules,
     create_named_sharding,
     partition_spec_for_names,
 )
-from worker import NotApplicableError, nest, restored, serve
+from worker import restored, serve
 
 FIELDS = tuple(field.name for field in dataclasses.fields(MeshRules))
 

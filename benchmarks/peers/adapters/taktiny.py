@@ -1,9 +1,10 @@
 """taktiny: names to shardings by `utils.sharding`, initializers that are born sharded."""
 
 import jax
+from cases import NotApplicableError, flat, nest
 from taktiny.takt.optimizer import Optimizer
 from taktiny.utils import sharding, spmd
-from worker import NotApplicableError, flat, nest, restored, serve
+from worker import restored, serve
 
 
 class Adapter:
